@@ -287,7 +287,7 @@ def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chan
 
 
 def _measurement_kinds(claim: Claim, evidence: Evidence) -> list[str]:
-    """What else than the scale tells these numbers from a measurement of the real thing."""
+    """Return what else than the scale tells these numbers from a measurement of the real thing."""
     is_kind = {
         SIMULATED: claim.timed and evidence.is_simulated(),
         EMULATED: claim.timed and evidence.is_emulated,

@@ -1,6 +1,6 @@
-"""One quantity of many runs over one setting, by another: a table with intervals, a picture, a caption.
+"""Comparisons of many runs: a quantity over one setting, by another, as a table, a picture and a caption.
 
-The unit is the run; of each point the runs differ in their seed and in nothing else.
+The unit is the run; the runs of a point differ in their seed and in nothing else.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ComparisonPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """`y`, a column of `Frames.runs`, over the leaf `x` of configurations, one line per value of `by`.
+    """A column `y` of `Frames.runs` over the leaf `x` of configurations, one line per value of `by`.
 
     Against `ref`, a value of `by`, ratios are formed, of percentages differences: paired by seed.
     """
@@ -66,30 +66,35 @@ class Comparison:
     ref: str | None = None
 
     def points(self, frames: Frames) -> list[ComparisonPoint]:
-        """Points to compare, in the order of `by` and `x`.
+        """Return the points to compare, in the order of `by` and `x`.
 
         Raises:
             ValueError: an unknown column or leaf, or no run that has it.
-            Mixed: runs of one point differ in more than their seed.
+            MixedRunsError: runs of one point differ in more than their seed.
         """
         runs = self._measured(frames.runs)
         groups = dict(_group_runs(runs, self._leaf(runs, "by"), self._leaf(runs, "x")))
         for group in groups.values():
-            self._check(group)
-        if self.ref is not None and self.ref not in {by for by, _ in groups}:
-            there = ", ".join(sorted({by for by, _ in groups}))
-            raise ValueError(f"no run with {self.by}={self.ref} among these; there are: {there}")
+            self._check_repetitions(group)
+        lines = sorted({by for by, _ in groups})
+        if self.ref is not None and self.ref not in lines:
+            raise ValueError(f"no run with {self.by}={self.ref} among these; there are: {', '.join(lines)}")
         points = []
         for (by, x), group in groups.items():
             samples = group.set_index("seed")[self.y].sort_index()
-            reference = self._reference(groups, by, x)
-            value = estimate_mean(samples.to_numpy(), self._bounds, value=float(samples.to_numpy().mean()))
-            against = None if reference is None else self._against(samples, reference)
+            numbers = samples.to_numpy()
+            value = estimate_mean(numbers, self._bounds, value=float(numbers.mean()))
+            against = None
+            if self.ref is not None and by != self.ref:
+                # The reference at the same `x`, else the one that has none.
+                reference = groups.get((self.ref, x), groups.get((self.ref, None)))
+                if reference is not None:
+                    against = self._compare(samples, reference.set_index("seed")[self.y])
             points.append(ComparisonPoint(by, x, value, samples.to_list(), against))
         return points
 
     def table(self, frames: Frames) -> Table:
-        """A row per point: the mean over its runs with its 95 % interval, and how many they are."""
+        """Return a row per point: the mean over its runs with its 95 % interval, and how many they are."""
         points = self.points(frames)
         unit, factor = self._unit(points)
         label = self._label
@@ -113,33 +118,36 @@ class Comparison:
         return f"{self._label} over {short_name(self.x)}, by {short_name(self.by)}".capitalize()
 
     def picture(self, frames: Frames) -> plots.Figure:
-        """A line per value of `by` over `x`; what has no `x` is a line across."""
+        """Return a figure with a line per value of `by` over `x`; what has no `x` is a line across."""
         points = self.points(frames)
         unit, factor = self._unit(points)
-        places = _x_positions([point.x for point in points if point.x is not None])
+        positions = _x_positions([point.x for point in points if point.x is not None])
         with plots.new_figure(style.two_column_settings(2.9)) as (figure, axes):
             for by in dict.fromkeys(point.by for point in points):
-                look, of_line = style.method_style(by), [point for point in points if point.by == by]
-                if placed := {places[point.x]: point for point in of_line if point.x is not None}:
+                look = style.method_style(by)
+                line = [point for point in points if point.by == by]
+                placed = {positions[point.x]: point for point in line if point.x is not None}
+                if placed:
                     values = [point.value.scale_by(factor) for point in placed.values()]
                     plots.draw_points(axes, list(placed), values, look)
-                for at, point in placed.items():
-                    plots.draw_samples(axes, at, [factor * sample for sample in point.samples], look)
-                for point in (point for point in of_line if point.x is None):
-                    plots.draw_across(axes, point.value.scale_by(factor), look)
-            plots.set_value_ticks(axes, places, short_name(self.x))
+                for position, point in placed.items():
+                    plots.draw_samples(axes, position, [factor * sample for sample in point.samples], look)
+                for point in line:
+                    if point.x is None:
+                        plots.draw_across(axes, point.value.scale_by(factor), look)
+            plots.set_value_ticks(axes, positions, short_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))
         return figure
 
     def caption(self, frames: Frames) -> str:
-        """Account of what was compared, of the runs, and of the machines that made them."""
+        """Return an account of what was compared, of the runs, and of the machines that made them."""
         points = self.points(frames)
         counts = sorted({len(point.samples) for point in points})
         runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        bars = "bars are 95 % intervals of the mean (Student's)" if counts[-1] >= ENOUGH_LAUNCHES else (
-            f"no intervals: from {ENOUGH_LAUNCHES} seeds on there are some"
-        )  # fmt: skip
+        bars = f"no intervals: from {ENOUGH_LAUNCHES} seeds on there are some"
+        if counts[-1] >= ENOUGH_LAUNCHES:
+            bars = "bars are 95 % intervals of the mean (Student's)"
         return (
             f"{self.title}. Small marks are single runs, {runs} per point, with a seed each; {bars}. "
             f"{self._note(frames, points)} {captions.describe_setting(frames)}"
@@ -152,12 +160,13 @@ class Comparison:
 
     @property
     def _bounds(self) -> Bounds:
-        if columns.unit_of_column(self.y) == "%":
+        unit = columns.unit_of_column(self.y)
+        if unit == "%":
             return PERCENT
-        return BOUNDS_BY_COLUMN.get(self.y, POSITIVE if columns.unit_of_column(self.y) else UNBOUNDED)
+        return BOUNDS_BY_COLUMN.get(self.y, POSITIVE if unit else UNBOUNDED)
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The runs that have `y`; of what was learned also those that diverged, which have no number."""
+        """Return the runs that have `y`; of what was learned also diverged runs, which have no number."""
         if self.y in runs and not runs[self.y].notna().any():
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         numbers = [str(name) for name in runs.select_dtypes("number")]
@@ -165,13 +174,14 @@ class Comparison:
             raise ValueError(
                 _unknown_message(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers])
             )
-        known = runs[self.y].notna()
-        is_learned = self.y.startswith(LEARNED_PREFIXES) and "diverged" in runs
-        found: pd.DataFrame = runs[known | runs["diverged"].notna()] if is_learned else runs[known]
-        return found
+        is_measured = runs[self.y].notna()
+        if self.y.startswith(LEARNED_PREFIXES) and "diverged" in runs:
+            is_measured |= runs["diverged"].notna()
+        measured: pd.DataFrame = runs[is_measured]
+        return measured
 
     def _leaf(self, runs: pd.DataFrame, axis: str) -> pd.Series[Any]:
-        """The value of the leaf `x` or `by` in each run's configuration; None where it has none."""
+        """Return the value of the leaf `x` or `by` in each run's configuration; None where it has none."""
         name = getattr(self, axis)
         rows = [{**IMPLIED_SETTINGS, **flatten(json.loads(text))} for text in runs["config_json"]]
         if not any(name in row for row in rows):
@@ -179,74 +189,59 @@ class Comparison:
             raise ValueError(_unknown_message(f"no setting {axis}={name} in these runs", name, known))
         return pd.Series([row.get(name) for row in rows], runs.index, dtype=object)
 
-    def _check(self, group: pd.DataFrame) -> None:
-        """
+    def _check_repetitions(self, group: pd.DataFrame) -> None:
+        """Refuse runs that are no repetitions of one measurement.
+
         Raises:
-            Mixed: these runs are no repetitions of one measurement.
+            MixedRunsError: they are none.
         """
         checked = group.assign(precision=used_precisions(group))
-        alike = (
-            *COLUMNS_THAT_AGREE,
-            *(TRAINING_COLUMNS_THAT_AGREE if self.y.startswith(LEARNED_PREFIXES) else ()),
-        )
-        for column in alike:
-            if len(found := _short_values(checked, column)) > 1:
-                raise MixedRunsError(_mixed_message(column, found))
+        is_learned = self.y.startswith(LEARNED_PREFIXES)
+        for column in (*COLUMNS_THAT_AGREE, *(TRAINING_COLUMNS_THAT_AGREE if is_learned else ())):
+            _check_one(column, _short_values(checked, column))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
-                raise MixedRunsError(
-                    _mixed_message(
-                        leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs})
-                    )
-                )
+                _check_one(leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs}))
         if group["seed"].duplicated().any():
             raise MixedRunsError(
                 "these runs can't share an interval: some have one configuration and one seed"
             )
 
-    def _reference(
-        self, groups: dict[tuple[str, Any], pd.DataFrame], by: str, x: Any
-    ) -> pd.Series[Any] | None:
-        """`y` by seed of what a point is compared with: the reference at its `x`, else where it has none."""
-        if self.ref is None or by == self.ref:
-            return None
-        found = groups.get((self.ref, x), groups.get((self.ref, None)))
-        return None if found is None else found.set_index("seed")[self.y]
-
-    def _against(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Estimate | None:
-        both = pd.concat(
-            [samples, reference], axis="columns", join="inner", keys=["here", "there"]
-        ).sort_index()
+    def _compare(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Estimate | None:
+        """Return the ratio to the reference, of shares the difference; paired by seed."""
+        both = pd.concat([samples, reference], axis="columns", join="inner", keys=["ours", "base"])
+        both = both.sort_index()
         if not len(both):
             return None
         if self._bounds == PERCENT:
-            return estimate_mean((both["here"] - both["there"]).to_numpy(), (-100.0, 100.0))
-        return estimate_mean((both["here"] / both["there"]).to_numpy(), POSITIVE)
+            return estimate_mean((both["ours"] - both["base"]).to_numpy(), (-100.0, 100.0))
+        return estimate_mean((both["ours"] / both["base"]).to_numpy(), POSITIVE)
 
     def _unit(self, points: Sequence[ComparisonPoint]) -> tuple[str, float]:
-        """The unit to show, and what values are multiplied by."""
+        """Return the unit to show, and what values are multiplied by."""
         unit = columns.unit_of_column(self.y)
-        least = float(np.nanmin([abs(point.value.value) for point in points]))
-        for larger, size in SIZE_BY_UNIT.get(unit, {}).items():
-            if least >= size:
-                return larger, 1 / size
-        *_, (smallest, size) = SIZE_BY_UNIT.get(unit, {unit: 1.0}).items()
-        return smallest, 1 / size
+        smallest = float(np.nanmin([abs(point.value.value) for point in points]))
+        sizes = SIZE_BY_UNIT.get(unit, {unit: 1.0})
+        name = next((name for name, size in sizes.items() if smallest >= size), [*sizes][-1])
+        return name, 1 / sizes[name]
 
     def _note(self, frames: Frames, points: Sequence[ComparisonPoint]) -> str:
-        """Note of what is simulated, and of what else the points differ in."""
+        """Return a note on what is simulated, and on what else the points differ in."""
         runs = self._measured(frames.runs)
         runs = runs.assign(precision=used_precisions(runs))
         notes = []
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
-        found = {
-            name: _short_values(runs, name) for name in COLUMNS_THAT_AGREE if name not in (self.x, self.by)
-        }
-        if differing := [f"{name} ({', '.join(words)})" for name, words in found.items() if len(words) > 1]:
+        differing = []
+        for name in COLUMNS_THAT_AGREE:
+            values = _short_values(runs, name)
+            if name not in (self.x, self.by) and len(values) > 1:
+                differing.append(f"{name} ({', '.join(values)})")
+        if differing:
             notes.append(f"The points differ in {' and '.join(differing)}, too.")
-        if diverged := sum(np.isnan(point.samples).sum() for point in points):
+        diverged = sum(np.isnan(point.samples).sum() for point in points)
+        if diverged:
             notes.append(f"{diverged} of {len(runs)} runs diverged: what they are among has no mean.")
         if any(point.value.low is None for point in points):
             notes.append(f"Fewer than {ENOUGH_LAUNCHES} runs give no interval.")
@@ -254,18 +249,17 @@ class Comparison:
 
 
 def _short_values(runs: pd.DataFrame, column: str) -> list[str]:
-    """Distinct values of a column, shortened."""
+    """Return the distinct values of a column, shortened."""
     return sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
 
 
 def _group_runs(
     runs: pd.DataFrame, by: pd.Series[Any], x: pd.Series[Any]
 ) -> Iterator[tuple[tuple[str, Any], pd.DataFrame]]:
-    """Runs of the same (`by`, `x`), those without an `x` first."""
-    places = sorted({(format_setting(line), value) for line, value in zip(by, x, strict=True)}, key=_sort_key)
-    for line, value in places:
-        same = [format_setting(a) == line and b == value for a, b in zip(by, x, strict=True)]
-        yield (line, value), runs[np.array(same)]
+    """Yield the runs of each (`by`, `x`), those without an `x` first."""
+    places = [(format_setting(line), value) for line, value in zip(by, x, strict=True)]
+    for place in sorted(set(places), key=_sort_key):
+        yield place, runs[np.array([other == place for other in places])]
 
 
 def _sort_key(place: tuple[str, Any]) -> tuple[Any, ...]:
@@ -275,21 +269,22 @@ def _sort_key(place: tuple[str, Any]) -> tuple[Any, ...]:
 
 
 def _x_positions(values: Sequence[Any]) -> dict[Any, float]:
-    """Place of each value on the x axis: numbers where they are, words one after the other."""
+    """Return the place of each value on the x axis: numbers where they are, words one after the other."""
     distinct = sorted(dict.fromkeys(values), key=lambda value: _sort_key(("", value)))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
         return {value: float(value) for value in distinct}
     return {value: float(place) for place, value in enumerate(distinct)}
 
 
-def _mixed_message(name: str, found: Sequence[str]) -> str:
-    return (
-        f"these runs can't share an interval: they differ in {name} ({', '.join(found)}); add {name}="
-        f"{found[0]} to the words, or take it as x or by"
-    )
+def _check_one(name: str, values: Sequence[str]) -> None:
+    if len(values) > 1:
+        raise MixedRunsError(
+            f"these runs can't share an interval: they differ in {name} ({', '.join(values)}); add {name}="
+            f"{values[0]} to the words, or take it as x or by"
+        )
 
 
 def _unknown_message(sentence: str, word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, 3, 0.5)
-    there = ", ".join(dict.fromkeys(known))
-    return f"{sentence}" + (f"; did you mean {' or '.join(close)}?" if close else "") + f" There are: {there}"
+    suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"{sentence}{suggestion} There are: {', '.join(dict.fromkeys(known))}"

@@ -61,13 +61,13 @@ class Difference(NamedTuple):
 
 
 def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Differences, most important first."""
+    """Return the differences of two manifests, the most important first."""
     found = [Difference(*pair, _weigh_difference(*pair)) for pair in _walk_differences("", a, b)]
     return sorted(found, key=_importance)
 
 
 def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Outcomes of two runs side by side, from rows of `Frames.runs`; empty where none is in both."""
+    """Return the outcomes that two rows of `Frames.runs` share, side by side; empty without any."""
     lines = []
     for column, title in TITLES.items():
         here, there = (run.get(column) for run in (a, b))
@@ -82,14 +82,14 @@ def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _change_text(here: float, there: float, unit: str) -> str:
-    """'+1.2 points', or 'x 0.87'."""
+    """Return '+1.2 points', or 'x 0.87'."""
     if unit == "%":
         return f"{'+' * (there >= here)}{format_number(there - here)} points"
     return f"x {format_number(there / here)}" if here else "-"
 
 
 def differences_text(differences: Sequence[Difference], a: str, b: str) -> str:
-    """The differences as a table, under the names of the two runs; what explains nothing is only named."""
+    """Return the differences as a table, under the names of the runs; idle fields are only named."""
     lines = [f"A: {a}", f"B: {b}", ""]
     if not any(difference.weight == EXPLAINS for difference in differences):
         lines += ["nothing that both runs recorded explains a difference in time", ""]
@@ -113,7 +113,7 @@ def _importance(difference: Difference) -> tuple[int, int, str]:
 
 
 def _walk_differences(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(field, value of a, value of b) wherever two JSON values differ, below `field`."""
+    """Yield field, value of a and value of b wherever two JSON values differ, below `field`."""
     a, b = _merge_workers(a), _merge_workers(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         absent = NOT_SET if field.startswith("config") else NOT_RECORDED
@@ -125,7 +125,7 @@ def _walk_differences(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, An
 
 
 def _merge_workers(value: Any) -> Any:
-    """A list with an object per worker as an object of lists; `8 x NVIDIA H200` where the workers agree."""
+    """Return a list of workers' objects as an object of lists; `8 x NVIDIA H200` where workers agree."""
     if not isinstance(value, list) or not value or not all(isinstance(worker, Mapping) for worker in value):
         return value
     facts = {key: [other.get(key) for other in value] for worker in value for key in worker}
@@ -150,7 +150,7 @@ def _weigh_difference(field: str, a: Any, b: Any) -> str:
 
 
 def _matching_tier(field: str, tiers: Sequence[Sequence[str]]) -> int:
-    """The first tier with a pattern that matches; their number where none does."""
+    """Return the first tier with a pattern that matches; their number where none does."""
     matching = (at for at, tier in enumerate(tiers) if any(fnmatchcase(field, pattern) for pattern in tier))
     return next(matching, len(tiers))
 

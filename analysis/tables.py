@@ -61,82 +61,77 @@ class Table:
     def from_rows(
         cls, title: str, rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = {}, note: str = ""
     ) -> Table:
-        """Table of these rows, each with its cells by column."""
+        """Return a table of these rows, each with its cells by column."""
         return cls(title, pd.DataFrame(rows), units, note)
 
     def header(self) -> list[str]:
-        """The names of the columns, with their units: 'step time (ms)'."""
+        """Return the names of the columns, with their units: 'step time (ms)'."""
         return [_with_unit(str(name), self.units.get(name, "")) for name in self.frame.columns]
 
     def rows(self) -> list[list[Any]]:
-        """The cells, a list for each row."""
-        columns = [self.frame.iloc[:, place].tolist() for place in range(self.frame.shape[1])]
-        return [list(row) for row in zip(*columns, strict=True)]
+        """Return the cells, a list for each row."""
+        return [list(row) for row in zip(*self._columns(), strict=True)]
 
     def cell_texts(self) -> list[list[str]]:
-        """The cells as people read them."""
+        """Return the cells as people read them, a list for each row."""
         return [[cell_text(cell) for cell in row] for row in self.rows()]
 
     def are_columns_numeric(self) -> list[bool]:
-        """True for each column of numbers only, which stand at the right."""
-        columns = zip(*self.rows(), strict=True) if len(self.frame) else [()] * self.frame.shape[1]
+        """Return True for each column of numbers only, which stand at the right."""
         return [
-            any(map(is_number, cells)) and all(is_number(c) or is_absent(c) for c in cells)
-            for cells in columns
+            any(map(is_number, cells)) and all(is_number(cell) or is_absent(cell) for cell in cells)
+            for cells in self._columns()
         ]
 
+    def _columns(self) -> list[list[Any]]:
+        return [self.frame.iloc[:, place].tolist() for place in range(self.frame.shape[1])]
+
     def to_markdown(self) -> str:
-        """A pipe table below its title, for GitHub and pandoc."""
-        ruler = ["---:" if right else "---" for right in self.are_columns_numeric()]
-        body = [
-            map(_escape_markdown, self.header()),
-            ruler,
-            *(map(_escape_markdown, row) for row in self.cell_texts()),
-        ]
-        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in body)
+        """Return a pipe table below its title, for GitHub and pandoc."""
+        ruler = ["---:" if is_numeric else "---" for is_numeric in self.are_columns_numeric()]
+        rows = [map(_escape_markdown, row) for row in (self.header(), *self.cell_texts())]
+        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in (rows[0], ruler, *rows[1:]))
         title = f"**{_escape_markdown(self.title)}**\n" if self.title else ""
         note = f"{_escape_markdown(self.note)}\n" if self.note else ""
         return "\n".join(filter(None, (title, lines, note)))
 
     def to_tex(self, scale: str = "", label: str = "") -> str:
-        r"""A `table` environment; the document needs `\usepackage{booktabs}`.
+        r"""Return a `table` environment; the document needs `\usepackage{booktabs}`.
 
         Args:
             scale: what its numbers are of, which its caption says too: a table travels without its page.
             label: for `\ref`.
         """
-        sides = "".join("r" if right else "l" for right in self.are_columns_numeric())
-        rows = [" & ".join(map(escape_tex, row)) + r" \\" for row in self.cell_texts()]
+        alignment = "".join("r" if is_numeric else "l" for is_numeric in self.are_columns_numeric())
+        header, *rows = [" & ".join(map(escape_tex, row)) for row in (self.header(), *self.cell_texts())]
         caption = ". ".join(filter(None, (self.title, scale)))
-        return "\n".join((
-            r"\begin{table}",
-            r"  \centering",
-            *([rf"  \caption{{{escape_tex(caption)}}}"] if caption else []),
-            *([rf"  \label{{{label}}}"] if label else []),
-            rf"  \begin{{tabular}}{{{sides}}}",
+        lines = [r"\begin{table}", r"  \centering"]
+        if caption:
+            lines.append(rf"  \caption{{{escape_tex(caption)}}}")
+        if label:
+            lines.append(rf"  \label{{{label}}}")
+        lines += [
+            rf"  \begin{{tabular}}{{{alignment}}}",
             r"    \toprule",
-            f"    {' & '.join(map(escape_tex, self.header()))} \\\\",
+            rf"    {header} \\",
             r"    \midrule",
-            *(f"    {row}" for row in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            *([rf"  \par\smallskip\footnotesize {escape_tex(self.note)}"] if self.note else []),
-            r"\end{table}",
-            "",
-        ))  # fmt: skip
+        ]
+        lines += [rf"    {row} \\" for row in rows]
+        lines += [r"    \bottomrule", r"  \end{tabular}"]
+        if self.note:
+            lines.append(rf"  \par\smallskip\footnotesize {escape_tex(self.note)}")
+        return "\n".join([*lines, r"\end{table}", ""])
 
     def to_csv(self) -> str:
-        """Plain numbers for programs; a column of values with intervals becomes four: it, low, high and n."""
+        """Return plain numbers for programs; a column of estimates becomes four: value, low, high and n."""
         columns = list[list[Any]]()
-        for place, name in enumerate(map(str, self.frame.columns)):
-            cells, unit = self.frame.iloc[:, place].tolist(), self.units.get(self.frame.columns[place], "")
-            columns.append([_with_unit(name, unit), *map(_plain_number, cells)])
+        for name, cells in zip(self.frame.columns, self._columns(), strict=True):
+            unit = self.units.get(name, "")
+            columns.append([_with_unit(str(name), unit), *map(_plain_number, cells)])
             if any(isinstance(cell, Estimate) for cell in cells):
-                parts = {"low": unit, "high": unit, "n": ""}
-                columns += [
-                    [_with_unit(f"{name}: {part}", of_part), *(_estimate_part(cell, part) for cell in cells)]
-                    for part, of_part in parts.items()
-                ]
+                for part, part_unit in {"low": unit, "high": unit, "n": ""}.items():
+                    parts = [_estimate_part(cell, part) for cell in cells]
+                    columns.append([_with_unit(f"{name}: {part}", part_unit), *parts])
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(
             map(_csv_cell, row) for row in zip(*columns, strict=True)
@@ -144,33 +139,31 @@ class Table:
         return out.getvalue()
 
     def to_html(self) -> str:
-        """A `<table>`; `data-value` has a cell's plain number."""
-        sides = self.are_columns_numeric()
-        head = "".join(f'<th scope="col"{_html_class(right)}>{_escape_html(name)}</th>'
-                       for name, right in zip(self.header(), sides, strict=True))  # fmt: skip
-        body = "".join(
-            "<tr>"
-            + "".join(_html_cell(cell, right) for cell, right in zip(row, sides, strict=True))
-            + "</tr>\n"
-            for row in self.rows()
-        )
+        """Return a `<table>`; `data-value` has a cell's plain number."""
+        classes = [' class="number"' if is_numeric else "" for is_numeric in self.are_columns_numeric()]
+        titles = zip(self.header(), classes, strict=True)
+        head = "".join(f'<th scope="col"{class_}>{_escape_html(title)}</th>' for title, class_ in titles)
+        body = ""
+        for row in self.rows():
+            cells = "".join(_html_cell(cell, class_) for cell, class_ in zip(row, classes, strict=True))
+            body += f"<tr>{cells}</tr>\n"
         caption = f"<caption>{_escape_html(self.title)}</caption>\n" if self.title else ""
         note = f'<p class="note">{_escape_html(self.note)}</p>\n' if self.note else ""
         return f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
 
 
 def is_absent(cell: Any) -> bool:
-    """True for None, NaN, and a value that is NaN."""
+    """Return True for None, NaN, and an estimate that is NaN."""
     return bool(pd.isna(_plain_number(cell)))
 
 
 def is_number(cell: Any) -> bool:
-    """True for a number, with or without an interval; booleans are none."""
+    """Return True for a number, with or without an interval; booleans are none."""
     return isinstance(cell, Estimate | Real) and not is_bool(cell) and not is_absent(cell)
 
 
 def cell_text(cell: Any) -> str:
-    """A cell as people read it."""
+    """Return a cell as people read it."""
     if is_absent(cell):
         return numbers.ABSENT
     if isinstance(cell, Estimate):
@@ -181,41 +174,48 @@ def cell_text(cell: Any) -> str:
 
 
 def printable_line(words: str) -> str:
-    """Words on one line, without characters that a terminal would obey."""
-    return " ".join("".join(one if one.isprintable() or one.isspace() else "?" for one in words).split())
+    """Return words on one line, without characters that a terminal would obey."""
+    printable = (char if char.isprintable() or char.isspace() else "?" for char in words)
+    return " ".join("".join(printable).split())
 
 
 def escape_tex(words: str) -> str:
-    """Escaped for LaTeX, also what a `\\\\` in front of it would take as its own argument."""
-    escaped = "".join(TEX_ESCAPES.get(one, one) for one in printable_line(words))
+    """Return words escaped for LaTeX, also what a `\\\\` in front of it would take as its own argument."""
+    escaped = "".join(TEX_ESCAPES.get(char, char) for char in printable_line(words))
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
 def save_tables(tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = "") -> None:
-    """Write `name`.tex with all of them; `name`.csv with the first, `name`-2.csv and so on with the others.
+    """Write all tables to `name`.tex, the first to `name`.csv, the second to `name`-2.csv, and so on.
 
-    Those of a former drawing are replaced or removed.
+    Files of a former drawing are replaced or removed.
 
     Args:
+        tables: of one figure.
+        folder: which is made where it is missing.
+        name: of the files, without a suffix.
         scale: what the numbers are of, for LaTeX's captions.
         label: the same, in short, for LaTeX's labels: tab:NAME:LABEL, tab:NAME-2:LABEL and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {f"{name}{f'-{place}' * (place > 1)}.csv": table.to_csv() for place, table in enumerate(tables, 1)}
-    in_latex = [
-        table.to_tex(scale, ":".join(filter(None, ("tab", f"{name}{f'-{place}' * (place > 1)}", label))))
-        for place, table in enumerate(tables, 1)
-    ]
-    texts |= {f"{name}.tex": "\n".join(in_latex)} if tables else {}
+    content_by_file = dict[str, str]()
+    environments = list[str]()
+    for place, table in enumerate(tables, 1):
+        stem = name if place == 1 else f"{name}-{place}"
+        content_by_file[f"{stem}.csv"] = table.to_csv()
+        environments.append(table.to_tex(scale, ":".join(filter(None, ("tab", stem, label)))))
+    if tables:
+        content_by_file[f"{name}.tex"] = "\n".join(environments)
     former = folder.glob(f"{glob.escape(name)}-[0-9].csv")
     for path in (folder / f"{name}.tex", folder / f"{name}.csv", *former):
-        if path.name not in texts:
+        if path.name not in content_by_file:
             path.unlink(missing_ok=True)
-    for file, content in texts.items():
+    for file, content in content_by_file.items():
         write_atomic(folder / file, content)
 
 
 def tables_markdown(tables: Iterable[Table]) -> str:
+    """Return the tables as Markdown, below each other."""
     return "\n".join(table.to_markdown() for table in tables)
 
 
@@ -224,12 +224,12 @@ def _with_unit(name: str, unit: str) -> str:
 
 
 def _escape_markdown(words: str) -> str:
-    """No pipe ends a cell, no tag opens, no word becomes a link or stands out."""
+    """Escape what would end a cell, open a tag, make a link or stand out."""
     return re.sub(r"([\\|<*`]|(?<=\])(?=\())", r"\\\1", printable_line(words))
 
 
 def _csv_cell(cell: Any) -> str:
-    """Plain; a text that a spreadsheet would compute is quoted as text."""
+    """Return the plain text of a cell; a text that a spreadsheet would compute is quoted as text."""
     if is_absent(cell):
         return ""
     if is_number(cell):
@@ -242,15 +242,10 @@ def _escape_html(words: str) -> str:
     return html.escape(printable_line(words))
 
 
-def _html_cell(cell: Any, right: bool) -> str:
-    value = (
-        f' data-value="{format(float(_plain_number(cell)), CSV_NUMBER_FORMAT)}"' if is_number(cell) else ""
-    )
-    return f"<td{_html_class(right)}{value}>{_escape_html(cell_text(cell))}</td>"
-
-
-def _html_class(right: bool) -> str:
-    return ' class="number"' if right else ""
+def _html_cell(cell: Any, class_: str) -> str:
+    number = format(float(_plain_number(cell)), CSV_NUMBER_FORMAT) if is_number(cell) else ""
+    value = f' data-value="{number}"' if number else ""
+    return f"<td{class_}{value}>{_escape_html(cell_text(cell))}</td>"
 
 
 def _plain_number(cell: Any) -> Any:
@@ -258,5 +253,5 @@ def _plain_number(cell: Any) -> Any:
 
 
 def _estimate_part(cell: Any, name: str) -> Any:
-    """A part that a value has beside its number, and a plain number has not."""
+    """Return a part that an estimate has beside its number, and a plain number has not."""
     return getattr(cell, name) if isinstance(cell, Estimate) and not is_absent(cell) else None

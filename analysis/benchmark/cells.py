@@ -1,4 +1,4 @@
-"""What an entry comes to on each task, number of workers and link, beside the baseline."""
+"""Cells of the benchmark: an entry on a task, by so many workers, over a link, beside the baseline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 
+from analysis.bands import Band
 from analysis.benchmark.files import EntryFile
 from analysis.records.frames import Frames, find_diverged_keys, steps_of_run
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value
-from analysis.times import exchange_rounds
+from analysis.times.exchange_rounds import step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
     all_seeds_reach,
@@ -25,6 +26,7 @@ from analysis.times.time_to_target import (
 BASELINE = "dense"
 LOSS_COLUMN = "val_loss"
 MEGA = 1e-6
+FASTER = Band(low=1.0, includes_limits=False)  # of a speedup
 CellWord = Literal["baseline", "faster", "slower", "inconclusive", "misses the target", "not timed"]
 CELL_WORDS: tuple[CellWord, ...] = get_args(CellWord)
 TargetLosses = Mapping[str, Mapping[int, float]]  # by task and workers
@@ -39,11 +41,11 @@ class Cell:
     workers: int
     link: str
     word: CellWord
-    sooner: Estimate | None  # times as soon at the target as the baseline, over seeds and launches
+    speedup: Estimate | None  # the baseline's time to the target over its own, over seeds and launches
     minutes: Estimate | None  # to the target; None where a seed misses it
     step_ms: Estimate | None  # the mean step
-    times: Estimate | None  # the baseline's step over its own
-    reached: int  # seeds at the target
+    step_ratio: Estimate | None  # the baseline's step over its own
+    seeds_at_target: int
     seeds: int
     launches: int
     target: float
@@ -56,7 +58,12 @@ class Cell:
     machine: str
 
     @property
-    def minutes_to(self) -> float | None:
+    def place(self) -> tuple[str, str, int, str]:
+        """Entry, task, workers and link, which tell a cell from all others."""
+        return self.entry, self.task, self.workers, self.link
+
+    @property
+    def minutes_to_target(self) -> float | None:
         """Minutes to the target, infinite where it is missed; None where nothing was timed."""
         if self.step_ms is None:
             return None
@@ -64,130 +71,149 @@ class Cell:
 
 
 def target_losses(baseline: EntryFile, share: float) -> TargetLosses:
-    """The loss that every seed of the baseline has at this share of its budget: the highest of them."""
-    frames = baseline.frames
-    return {
-        task: {workers: _highest_loss(frames, keys, share) for workers, keys in own.trainings.items()}
-        for task, own in baseline.statement.tasks.items()
-    }
+    """Return the highest loss that a seed of the baseline has at this share of its budget."""
+    epochs = baseline.frames.epochs
+    losses: dict[str, dict[int, float]] = {}
+    for name, task in baseline.statement.tasks.items():
+        losses[name] = {}
+        for workers, keys in task.trainings.items():
+            trained = epochs[epochs["key"].isin(keys)]
+            number = round(share * int(trained["epoch"].max()))
+            losses[name][workers] = float(trained.loc[trained["epoch"] == number, LOSS_COLUMN].max())
+    return losses
 
 
-def _highest_loss(frames: Frames, keys: Sequence[str], share: float) -> float:
-    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
-    number = round(share * int(epochs["epoch"].max()))
-    return float(epochs.loc[epochs["epoch"] == number, LOSS_COLUMN].max())
-
-
-def evaluate_entry(entered: EntryFile, baseline: EntryFile, aims: TargetLosses) -> list[Cell]:
-    """All cells of an entry, those that were not timed among them.
+def evaluate_entry(entry: EntryFile, baseline: EntryFile, targets: TargetLosses) -> list[Cell]:
+    """Return all cells of an entry, cells that were not timed among them.
 
     Args:
+        entry: what to evaluate.
         baseline: the entry with whose trainings its own are compared, seed by seed.
+        targets: the losses that count.
     """
-    found = list[Cell]()
-    for task, own in entered.statement.tasks.items():
-        for workers, keys in own.trainings.items():
-            level = aims[task][workers]
-            reach = crossing_by_seed(entered.frames, keys, LOSS_COLUMN, level, falls=True)
-            theirs = baseline.statement.tasks[task].trainings[workers]
-            slow = crossing_by_seed(baseline.frames, theirs, LOSS_COLUMN, level, falls=True)
-            for link, launches in own.launches[workers].items():
-                beside = own.baseline[workers][link]
-                found.append(
-                    _evaluate_cell(entered, (task, workers, link), level, (reach, slow), (launches, beside))
-                )
-    return found
+    cells = list[Cell]()
+    for name, task in entry.statement.tasks.items():
+        for workers, keys in task.trainings.items():
+            target = targets[name][workers]
+            baseline_keys = baseline.statement.tasks[name].trainings[workers]
+            ours = crossing_by_seed(entry.frames, keys, LOSS_COLUMN, target, falls=True)
+            theirs = crossing_by_seed(baseline.frames, baseline_keys, LOSS_COLUMN, target, falls=True)
+            for link, launches in task.launches[workers].items():
+                place = (name, workers, link)
+                base_launches = task.baseline[workers][link]
+                cells.append(_evaluate_cell(entry, place, target, (ours, theirs), (launches, base_launches)))
+    return cells
 
 
 def _evaluate_cell(
-    entered: EntryFile,
+    entry: EntryFile,
     place: tuple[str, int, str],
-    level: float,
-    reaching: tuple[CrossingBySeed, CrossingBySeed],
-    launched: tuple[Sequence[str], Sequence[str]],
+    target: float,
+    crossings: tuple[CrossingBySeed, CrossingBySeed],
+    launch_keys: tuple[Sequence[str], Sequence[str]],
 ) -> Cell:
-    (task, workers, link), (own, slow), frames = place, reaching, entered.frames
-    keys = entered.statement.tasks[task].trainings[workers]
-    taken, theirs = (_mean_step_s_by_launch(frames, each) for each in launched)
-    pairs = [theirs[seed] / taken[seed] for seed in taken if seed in theirs]
-    step = estimate_mean([*taken.values()], POSITIVE, LAUNCHES) if taken else None
-    times = estimate_mean(pairs, POSITIVE, LAUNCHES) if pairs else None
-    gain = speedup_to_target(slow, own, times) if times else None
-    is_baseline = entered.statement.name == BASELINE
-    rows = frames.runs[frames.runs["key"].isin(launched[0] or keys)]
-    dates = sorted(str(at)[:10] for at in rows["started"].dropna()) or [""]
+    """Return a cell; crossings and launches are the entry's, then the baseline's."""
+    task, workers, link = place
+    ours, theirs = crossings
+    frames = entry.frames
+    name = entry.statement.name
+    keys = entry.statement.tasks[task].trainings[workers]
+    step_s, baseline_step_s = (_mean_step_s_by_launch(frames, launches) for launches in launch_keys)
+    ratios = [baseline_step_s[seed] / step_s[seed] for seed in step_s if seed in baseline_step_s]
+    step = estimate_mean([*step_s.values()], POSITIVE, LAUNCHES) if step_s else None
+    step_ratio = estimate_mean(ratios, POSITIVE, LAUNCHES) if ratios else None
+    speedup = speedup_to_target(theirs, ours, step_ratio) if step_ratio else None
+    is_diverged = bool({*keys} & {*find_diverged_keys(frames)})
+    runs = frames.runs[frames.runs["key"].isin(launch_keys[0] or keys)]
+    dates = sorted(str(started)[:10] for started in runs["started"].dropna()) or [""]
     return Cell(
-        entered.statement.name, task, workers, link,
-        word=_cell_word(own, gain, is_baseline),
-        sooner=None if is_baseline else gain,
-        minutes=_minutes_to_target(own, step) if step else None,
+        entry=name,
+        task=task,
+        workers=workers,
+        link=link,
+        word="baseline" if name == BASELINE else _cell_word(ours, speedup),
+        speedup=None if name == BASELINE else speedup,
+        minutes=_minutes_to_target(ours, step) if step else None,
         step_ms=step.scale_by(1e3) if step else None,
-        times=times,
-        reached=sum(np.isfinite(each.at) for each in own.values()),
-        seeds=len(own), launches=len(taken), target=level,
-        loss=None if {*keys} & {*find_diverged_keys(frames)} else final_value(frames, keys, LOSS_COLUMN),
-        sent_mb=_sent_mb(frames, keys, own),
-        gbit_s=_median(rows, "provenance.machine.link.together_gbit_s"),
-        delay_ms=_scale_or_none(1e3, _median(rows, "provenance.machine.link.latency_s")),
-        simulated=bool(launched[0]) and bool(rows["simulated"].fillna(False).astype(bool).any()),
+        step_ratio=step_ratio,
+        seeds_at_target=sum(np.isfinite(crossing.first_at) for crossing in ours.values()),
+        seeds=len(ours),
+        launches=len(step_s),
+        target=target,
+        loss=None if is_diverged else final_value(frames, keys, LOSS_COLUMN),
+        sent_mb=_sent_mb(frames, keys, ours),
+        gbit_s=aggregate_column(runs, "provenance.machine.link.together_gbit_s", "median"),
+        delay_ms=aggregate_column(runs, "provenance.machine.link.latency_s", "median", 1e3),
+        simulated=bool(launch_keys[0]) and bool(runs["simulated"].fillna(False).astype(bool).any()),
         dates=(dates[0], dates[-1]),
-        machine=", ".join(dict.fromkeys(map(str, rows["provenance.cpu"].dropna()))),
-    )  # fmt: skip
+        machine=", ".join(dict.fromkeys(map(str, runs["provenance.cpu"].dropna()))),
+    )
 
 
-def _cell_word(own: CrossingBySeed, gain: Estimate | None, is_baseline: bool) -> CellWord:
-    """The rule's word: only an interval that excludes 1 says faster or slower."""
-    if is_baseline:
-        return "baseline"
-    if not all_seeds_reach(own):
+def _cell_word(crossings: CrossingBySeed, speedup: Estimate | None) -> CellWord:
+    """Return the rule's word: only an interval that excludes 1 says faster or slower."""
+    if not all_seeds_reach(crossings):
         return "misses the target"
-    if gain is None:
+    if speedup is None:
         return "not timed"
-    if gain.low is not None and gain.low > 1:
-        return "faster"
-    if gain.high is not None and gain.high < 1:
-        return "slower"
-    return "inconclusive"
+    position = FASTER.position(speedup)
+    if position == "across a limit":
+        return "inconclusive"
+    return "faster" if position == "inside" else "slower"
 
 
-def _minutes_to_target(own: CrossingBySeed, step: Estimate) -> Estimate | None:
-    """Minutes to the target: its interval has that over seeds, and that of a step over launches."""
-    found = seconds_to_target(own, step.value / 60)
-    if found is None or found.low is None or found.high is None or step.low is None or step.high is None:
-        return found
-    return found._replace(low=found.low * step.low / step.value, high=found.high * step.high / step.value)
+def _minutes_to_target(crossings: CrossingBySeed, step: Estimate) -> Estimate | None:
+    """Return minutes to the target: the interval has that over seeds, and that of a step over launches."""
+    minutes = seconds_to_target(crossings, step.value / 60)
+    if (
+        minutes is None
+        or minutes.low is None
+        or minutes.high is None
+        or step.low is None
+        or step.high is None
+    ):
+        return minutes
+    return minutes._replace(
+        low=minutes.low * step.low / step.value, high=minutes.high * step.high / step.value
+    )
 
 
 def _mean_step_s_by_launch(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
-    """Seconds of the mean step, by launch: of those that exchange and those that do not as many as there were
-    in the blocks, which are whole rounds.
+    """Return seconds of the mean step, by launch.
+
+    Steps that exchange and those that do not count as many times as there were in the blocks, which are whole
+    rounds.
     """
-    found = dict[int, float]()
+    by_launch = dict[int, float]()
     for key in keys:
         steps = steps_of_run(frames, key)
         share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
-        for seed, own in exchange_rounds.step_seconds_by_launch(frames, [key]).items():
-            found[seed] = (
-                own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
-            )
-    return found
+        for seed, step in step_seconds_by_launch(frames, [key]).items():
+            extra_s = step.exchanging_s - step.local_s
+            by_launch[seed] = step.local_s + share * extra_s if share < 1 else step.exchanging_s
+    return by_launch
 
 
-def _sent_mb(frames: Frames, keys: Sequence[str], own: CrossingBySeed) -> float | None:
-    """Megabytes that a worker sent until the target, the mean over seeds; of all steps if one misses it."""
-    per_step = frames.runs.loc[frames.runs["key"].isin(keys), "wire_bytes"].mean()
-    total = frames.runs.loc[frames.runs["key"].isin(keys), "steps_total"].mean()
-    steps = float(np.mean([each.at for each in own.values()])) if all_seeds_reach(own) else float(total)
-    return None if np.isnan(per_step) else float(per_step * steps * MEGA)
+def _sent_mb(frames: Frames, keys: Sequence[str], crossings: CrossingBySeed) -> float | None:
+    """Return the mean megabytes that a worker sent until the target; of all steps if a seed misses it."""
+    runs = frames.runs[frames.runs["key"].isin(keys)]
+    per_step = aggregate_column(runs, "wire_bytes")
+    if per_step is None:
+        return None
+    steps = float(runs["steps_total"].mean())
+    if all_seeds_reach(crossings):
+        steps = float(np.mean([crossing.first_at for crossing in crossings.values()]))
+    return per_step * steps * MEGA
 
 
-def _median(rows: pd.DataFrame, column: str) -> float | None:
-    value = rows[column].astype(float).median() if column in rows else np.nan
-    return None if np.isnan(value) else float(value)
-
-
-def _scale_or_none(unit: float, value: float | None) -> float | None:
-    return None if value is None else unit * value
+def aggregate_column(
+    rows: pd.DataFrame, column: str, statistic: Literal["mean", "median"] = "mean", factor: float = 1.0
+) -> float | None:
+    """Return a statistic of a column, times a factor; None where it was not recorded."""
+    if column not in rows:
+        return None
+    value = float(rows[column].astype(float).agg(statistic))
+    return None if np.isnan(value) else factor * value
 
 
 class ComposedTime(NamedTuple):
@@ -201,32 +227,34 @@ class ComposedTime(NamedTuple):
     composed_min: float
 
     @property
-    def off(self) -> float:
+    def error_percent(self) -> float:
         """Percent by which the composed time is off."""
         return 100 * abs(self.composed_min / self.real_min - 1)
 
 
-def compare_composed_times(entered: EntryFile, found: Sequence[Cell]) -> list[ComposedTime]:
-    """Its trainings in real time."""
-    told, epochs, name = list[ComposedTime](), entered.frames.epochs, entered.statement.name
-    for task, own in entered.statement.tasks.items():
-        for each in own.whole:
-            place = (name, task, each.workers, each.link)
-            cell = next((c for c in found if (c.entry, c.task, c.workers, c.link) == place), None)
-            rows = epochs[epochs["key"] == each.key].sort_values("epoch")
+def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[ComposedTime]:
+    """Return the entry's trainings in real time, each beside the time that its cell composes."""
+    times = list[ComposedTime]()
+    epochs = entry.frames.epochs
+    cell_by_place = {cell.place: cell for cell in cells}
+    for task, statement in entry.statement.tasks.items():
+        for training in statement.whole:
+            place = (entry.statement.name, task, training.workers, training.link)
+            cell = cell_by_place.get(place)
+            rows = epochs[epochs["key"] == training.key].sort_values("epoch")
             if cell and cell.step_ms and len(rows):
                 last = rows.iloc[-1]
-                minutes = float(last["step"]) * cell.step_ms.value / 6e4
-                told.append(ComposedTime(*place, float(last["wall_s"]) / 60, minutes))
-    return told
+                composed_min = float(last["step"]) * cell.step_ms.value / 6e4
+                times.append(ComposedTime(*place, float(last["wall_s"]) / 60, composed_min))
+    return times
 
 
-def sort_table_cells(found: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
-    """The rows of one table: the baseline first, then by the times as soon; what misses stands last."""
-    own = [cell for cell in found if (cell.task, cell.workers, cell.link) == (task, workers, link)]
+def sort_table_cells(cells: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
+    """Return the rows of one table: the baseline first, then by speedup; entries without one stand last."""
 
-    def place(cell: Cell) -> tuple[bool, bool, float]:
-        missing = cell.word in ("misses the target", "not timed")
-        return cell.word != "baseline", missing, -(cell.sooner.value if cell.sooner else 0.0)
+    def rank(cell: Cell) -> tuple[bool, bool, float]:
+        is_missing = cell.word in ("misses the target", "not timed")
+        return cell.word != "baseline", is_missing, -(cell.speedup.value if cell.speedup else 0.0)
 
-    return sorted(own, key=place)
+    rows = [cell for cell in cells if (cell.task, cell.workers, cell.link) == (task, workers, link)]
+    return sorted(rows, key=rank)

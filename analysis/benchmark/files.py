@@ -28,7 +28,7 @@ MEMBER_DATE = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content
 
 
 class EntryFile(NamedTuple):
-    """An entry and its records."""
+    """An entry and its records, as its file has them."""
 
     statement: EntryStatement
     frames: Frames
@@ -36,7 +36,10 @@ class EntryFile(NamedTuple):
 
 
 def write_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
-    """The file, replaced as a whole. Of steps it has those of launches alone."""
+    """Write an entry's file, replaced as a whole, and return its path.
+
+    Of steps it has those of launches alone.
+    """
     frames = strip_private_facts(_keep_launch_steps(add_outcomes(frames)))
     with tempfile.TemporaryDirectory() as folder:
         parquet.write_parquet(frames, Path(folder))
@@ -63,7 +66,7 @@ def _keep_launch_steps(frames: Frames) -> Frames:
 
 
 def read_entry(path: Path) -> EntryFile:
-    """An entry, whose tables are as its statement says.
+    """Return an entry, whose tables are as its statement says.
 
     Raises:
         DamagedFileError: it is no entry's file, or was changed.
@@ -108,23 +111,28 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
 
 
 def read_entries(folders: list[Path], tier: str, rules: str) -> tuple[list[EntryFile], list[str]]:
-    """The newest file of each entry of a tier in these folders, and a line on each that can't be shown.
+    """Return the newest file of each entry of a tier, and a line on each that can't be shown.
 
     Args:
+        folders: with files of entries.
+        tier: the size of everything.
         rules: the digest of the rules that they must be by.
     """
-    found, notes = dict[str, EntryFile](), list[str]()
+    newest_by_name = dict[str, EntryFile]()
+    notes = list[str]()
     for path in (path for folder in folders for path in sorted(folder.glob(f"*{ENTRY_SUFFIX}"))):
         try:
-            entered = read_entry(path)
+            entry = read_entry(path)
         except DamagedFileError as damage:
             notes.append(damage.brief)
             continue
-        said = entered.statement
-        if said.tier == tier and said.rules != rules:
+        statement = entry.statement
+        if statement.tier != tier:
+            continue
+        if statement.rules != rules:
             notes.append(f"{path.name} is by other rules than today's: enter it again")
-        elif said.tier == tier and (
-            said.name not in found or found[said.name].statement.written < said.written
-        ):
-            found[said.name] = entered
-    return [*found.values()], notes
+            continue
+        newest = newest_by_name.get(statement.name)
+        if newest is None or newest.statement.written < statement.written:
+            newest_by_name[statement.name] = entry
+    return [*newest_by_name.values()], notes

@@ -10,56 +10,44 @@ rules.html, words.html
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jinja2
 import msgspec
-import numpy as np
-import pandas as pd
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from analysis import plots
-from analysis.benchmark.cells import BASELINE, CELL_WORDS, Cell, sort_table_cells
+from analysis.benchmark.cells import CELL_WORDS, Cell, aggregate_column, sort_table_cells
 from analysis.benchmark.files import EntryFile
 from analysis.pictures import style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
-from analysis.records.files import write_atomic
 from analysis.report.pages import SOURCE_FOLDER as REPORT
+from analysis.site import NavigationLink, Site
 
 SOURCE_FOLDER = Path(__file__).parent
+TEMPLATES = SOURCE_FOLDER / "templates"
 MARKER_FILE = ".made-by-benchmark"  # without this file in it a folder is not replaced
 MARK_BY_WORD: Mapping[str, tuple[str, str]] = {
     "baseline": ("·", "plain"), "faster": ("✓", "good"), "slower": ("✗", "bad"),
     "inconclusive": ("?", "middling"), "misses the target": ("✗", "bad"), "not timed": ("·", "plain"),
 }  # fmt: skip
-# Of the repository's entries; others have those of their names.
-METHOD_BY_ENTRY = {
-    "dense": "dense", "topk": "topk", "dgc": "dgc", "gaussiank": "gaussiank", "oktopk": "oktopk",
-    "powersgd": "powersgd",
-}  # fmt: skip
+# Entries of the repository that are drawn as the methods of these names are in all figures.
+METHODS_WITH_STYLE = ("dense", "topk", "dgc", "gaussiank", "oktopk", "powersgd")
 OTHER_COLOURS = (
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#E69F00",
-    "#882255",
-    "#332288",
-    "#44AA99",
-    "#999933",
-)
+    "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#332288", "#44AA99", "#999933",
+)  # fmt: skip
 OTHER_MARKERS = "^vDhX*P<>dH8"
 STEP_MS_TICKS = tuple(digit * 10**power for power in range(-1, 5) for digit in (1, 2, 5))  # ms
 
 
 class LinkDescription(NamedTuple):
-    """What a link's page and the front page say of a link, beside its cells."""
+    """Texts on a link, beside its cells, for its page and the front page."""
 
     name: str
     about: str  # what was asked for, and whose it is
@@ -76,6 +64,8 @@ class ClaimRow(NamedTuple):
 
 
 class TaskDescription(NamedTuple):
+    """A task and what it trains."""
+
     name: str
     about: str
 
@@ -85,19 +75,19 @@ class BenchmarkContent(NamedTuple):
 
     tier: str
     version: int
-    entered: Sequence[EntryFile]
+    entries: Sequence[EntryFile]
     cells: Sequence[Cell]
     links: Sequence[LinkDescription]
     tasks: Sequence[TaskDescription]
     workers: Sequence[int]
-    claimed: Mapping[str, Sequence[ClaimRow]]  # by entry
-    checked: str  # what composing is worth, in a sentence
+    claims_by_entry: Mapping[str, Sequence[ClaimRow]]
+    composition_note: str  # what composing is worth, in a sentence
     rules: str  # Markdown
     notes: Sequence[str] = ()  # on what could not be shown
 
 
 def write_pages(folder: Path, content: BenchmarkContent) -> Path:
-    """All pages; returns the first one.
+    """Write all pages, and return the path of the first one.
 
     Raises:
         ValueError: the folder holds something else.
@@ -110,156 +100,144 @@ def write_pages(folder: Path, content: BenchmarkContent) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / MARKER_FILE).touch()
-    shutil.copyfile(REPORT / "assets" / "report.css", folder / "report.css")
-    shutil.copyfile(SOURCE_FOLDER / "templates" / "benchmark.css", folder / "benchmark.css")
-    shutil.copyfile(SOURCE_FOLDER / "templates" / "cells.js", folder / "cells.js")
-    pages = _Pages(folder, content)
-    for link in content.links:
-        pages.link(link)
-    for each in content.entered:
-        pages.entry(each)
-    pages.page("cells", cells=_sort_cells(content.cells))
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    pages.page("rules", text=Markup(markdown.render(_strip_links(content.rules))))
-    known: list[tuple[str, str]] = msgspec.yaml.decode((SOURCE_FOLDER / "words.yaml").read_bytes())
-    pages.page("words", known=known)
-    counts = {
-        link.name: {
-            word: n for word in CELL_WORDS
-            if (n := sum((cell.link, cell.word) == (link.name, word) for cell in content.cells))
-        }
-        for link in content.links
-    }  # fmt: skip
-    best = {
-        name: Counter(cell.word for cell in content.cells if cell.entry == name) for name in _names(content)
+    for asset in (REPORT / "assets" / "report.css", TEMPLATES / "benchmark.css", TEMPLATES / "cells.js"):
+        shutil.copy(asset, folder)
+    titles = {"cells": "All cells", "rules": "Rules", "words": "Words"}
+    navigation = [
+        *(NavigationLink(f"link-{link.name}", f"link-{link.name}.html", link.name) for link in content.links),
+        *(NavigationLink(page, f"{page}.html", title) for page, title in titles.items()),
+    ]
+    filters = {
+        "value": format_with_interval,
+        "brief": lambda value: "" if value is None else format_brief(value),
+        "number": format_number,
     }
-    return pages.page("index", counts=counts, best=best)
+    site = Site(
+        folder,
+        TEMPLATES,
+        "Benchmark",
+        navigation,
+        filters,
+        title_suffix=f" \N{MIDDLE DOT} Benchmark v{content.version}, tier {content.tier}",
+        marks=MARK_BY_WORD,
+        content=content,
+        words=CELL_WORDS,
+    )
+    for link in content.links:
+        _write_link_page(site, content, link)
+    for entry in content.entries:
+        _write_entry_page(site, content, entry)
+    site.write_page("cells", cells=_sort_cells(content.cells))
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    site.write_page("rules", text=Markup(markdown.render(_strip_links(content.rules))))
+    known: list[tuple[str, str]] = msgspec.yaml.decode((SOURCE_FOLDER / "words.yaml").read_bytes())
+    site.write_page("words", known=known)
+    counts: dict[str, dict[str, int]] = {}
+    for link in content.links:
+        words = Counter(cell.word for cell in content.cells if cell.link == link.name)
+        counts[link.name] = {word: words[word] for word in CELL_WORDS if words[word]}
+    best = {
+        entry.statement.name: Counter(
+            cell.word for cell in content.cells if cell.entry == entry.statement.name
+        )
+        for entry in content.entries
+    }
+    return site.write_page("index", counts=counts, best=best)
 
 
 def _strip_links(rules: str) -> str:
-    """The rules without what leads to other pages of the repository, and without anchors."""
+    """Return the rules without what leads to other pages of the repository, and without anchors."""
     return re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", re.sub(r"<a [^>]*></a>\s*", "", rules))
-
-
-def _names(content: BenchmarkContent) -> list[str]:
-    return [each.statement.name for each in content.entered]
 
 
 def _sort_cells(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.link, cell.task, cell.workers, cell.word != "baseline"))
 
 
-class _Pages:
-    def __init__(self, folder: Path, content: BenchmarkContent) -> None:
-        self.folder, self.content = folder, content
-        self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(SOURCE_FOLDER / "templates"),
-            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
-        self.templates.filters |= {
-            "value": format_with_interval,
-            "brief": lambda value: "" if value is None else format_brief(value),
-            "number": format_number,
-        }  # fmt: skip
-        self.templates.globals |= {
-            "marks": MARK_BY_WORD, "content": content, "baseline": BASELINE, "words": CELL_WORDS,
-            "about": {task.name: task.about for task in content.tasks},
-        }  # fmt: skip
-
-    def page(self, template: str, name: str = "", **values: Any) -> Path:
-        path = self.folder / f"{name or template}.html"
-        text = self.templates.get_template(f"{template}.html").render(page=name or template, **values)
-        write_atomic(path, text, durable=False)  # it can be made again
-        return path
-
-    def link(self, link: LinkDescription) -> None:
-        """A link's page and picture."""
-        own = [cell for cell in self.content.cells if cell.link == link.name]
-        timed = [cell for cell in own if cell.step_ms and cell.loss]
-        if timed:
-            figure = pareto_figure(timed, [task.name for task in self.content.tasks], self.content.workers)
-            style.save_figure(figure, self.folder, f"link-{link.name}")
-            for kind in ("png", "pdf"):
-                (self.folder / f"link-{link.name}.{kind}").unlink()
-        tables = [
-            (task, workers, sort_table_cells(own, task.name, workers, link.name))
-            for task in self.content.tasks
-            for workers in self.content.workers
-        ]
-        has_rows = [table for table in tables if table[2]]
-        self.page("link", f"link-{link.name}", link=link, tables=has_rows, pictured=bool(timed))
-
-    def entry(self, each: EntryFile) -> None:
-        """An entry's card."""
-        said = each.statement
-        own = [cell for cell in self.content.cells if cell.entry == said.name]
-        facts = {name: _task_facts(each, name) for name in said.tasks}
-        tried = {name: _tried_rates_text(each, name) for name in said.tasks}
-        self.page("entry", f"entry-{said.name}", said=said, cells=_sort_cells(own), facts=facts, tried=tried,
-                  claimed=self.content.claimed.get(said.name, ()))  # fmt: skip
+def _write_link_page(site: Site, content: BenchmarkContent, link: LinkDescription) -> None:
+    """Write a link's page and picture."""
+    cells = [cell for cell in content.cells if cell.link == link.name]
+    timed = [cell for cell in cells if cell.step_ms and cell.loss]
+    page = f"link-{link.name}"
+    if timed:
+        figure = pareto_figure(timed, [task.name for task in content.tasks], content.workers)
+        style.save_figure(figure, site.folder, page)
+        for kind in ("png", "pdf"):
+            (site.folder / f"{page}.{kind}").unlink()
+    tables = []
+    for task in content.tasks:
+        for workers in content.workers:
+            if rows := sort_table_cells(cells, task.name, workers, link.name):
+                tables.append((task, workers, rows))
+    site.write_page("link", page, link=link, tables=tables, pictured=bool(timed))
 
 
-def _task_facts(each: EntryFile, task: str) -> dict[str, float | None]:
-    """What an entry takes on a task: means over trainings with the fewest workers, and over launches."""
-    own = each.statement.tasks[task]
-    keys = own.trainings[min(own.trainings)]
-    runs, epochs = each.frames.runs, each.frames.epochs
+def _write_entry_page(site: Site, content: BenchmarkContent, entry: EntryFile) -> None:
+    """Write an entry's card."""
+    statement = entry.statement
+    site.write_page(
+        "entry",
+        f"entry-{statement.name}",
+        said=statement,
+        cells=_sort_cells([cell for cell in content.cells if cell.entry == statement.name]),
+        facts={name: _task_facts(entry, name) for name in statement.tasks},
+        tried={name: _tried_rates_text(entry, name) for name in statement.tasks},
+        claimed=content.claims_by_entry.get(statement.name, ()),
+    )
+
+
+def _task_facts(entry: EntryFile, task: str) -> dict[str, float | None]:
+    """Return the costs of an entry on a task: means over trainings with the fewest workers, or launches."""
+    statement = entry.statement.tasks[task]
+    fewest = min(statement.trainings)
+    keys = statement.trainings[fewest]
+    runs, epochs = entry.frames.runs, entry.frames.epochs
     trained = runs[runs["key"].isin(keys)]
-    launched = [key for of_links in own.launches.values() for keys in of_links.values() for key in keys]
+    launched = [
+        key for links in statement.launches.values() for launches in links.values() for key in launches
+    ]
     timed = runs[runs["key"].isin(launched)]
-
-    def mean(rows: pd.DataFrame, column: str) -> float | None:
-        found = rows[column].astype(float).mean() if column in rows and len(rows) else np.nan
-        return None if np.isnan(found) else float(found)
-
     return {
-        "workers": min(own.trainings),
-        "kb": _scale_or_none(1e-3, mean(trained, "wire_bytes")),
-        "messages": mean(trained, "messages"),
-        "density": _scale_or_none(100, mean(trained, "sent_density")),
-        "waits": mean(epochs[epochs["key"].isin(keys)], "host_syncs"),
-        "memory_mib": _scale_or_none(1024, mean(timed, "memory.host_gib")),
+        "workers": fewest,
+        "kb": aggregate_column(trained, "wire_bytes", factor=1e-3),
+        "messages": aggregate_column(trained, "messages"),
+        "density": aggregate_column(trained, "sent_density", factor=100),
+        "waits": aggregate_column(epochs[epochs["key"].isin(keys)], "host_syncs"),
+        "memory_mib": aggregate_column(timed, "memory.host_gib", factor=1024),
     }
 
 
-def _tried_rates_text(each: EntryFile, task: str) -> str:
-    """The range of the learning rates that were tried, and whether the best one lies at an end of it."""
-    own, runs = each.statement.tasks[task], each.frames.runs
-    rates = runs.loc[runs["key"].isin([trial.key for trial in own.trials]), "task.lr"].astype(float)
+def _tried_rates_text(entry: EntryFile, task: str) -> str:
+    """Return the range of the learning rates that were tried, and whether the best lies at its end."""
+    statement, runs = entry.statement.tasks[task], entry.frames.runs
+    rates = runs.loc[runs["key"].isin([trial.key for trial in statement.trials]), "task.lr"].astype(float)
     ends = {float(rates.min()): "lowest", float(rates.max()): "highest"}
-    at_end = f"; it is the {ends[own.lr]} of them" if own.lr in ends else ""
+    at_end = f"; it is the {ends[statement.lr]} of them" if statement.lr in ends else ""
     return f"{format_number(rates.min())} to {format_number(rates.max())}{at_end}"
 
 
-def _scale_or_none(unit: float, value: float | None) -> float | None:
-    return None if value is None else unit * value
-
-
 def entry_style(name: str, place: int) -> style.MethodStyle:
-    """An entry's look: the method's in all figures, else one that its place gives."""
-    if name in METHOD_BY_ENTRY:
-        return style.method_style(METHOD_BY_ENTRY[name])._replace(label=name)
+    """Return an entry's look: the method's in all figures, else one that its place gives."""
+    if name in METHODS_WITH_STYLE:
+        return style.method_style(name)._replace(label=name)
     return style.MethodStyle(
         name, OTHER_COLOURS[place % len(OTHER_COLOURS)], OTHER_MARKERS[place % len(OTHER_MARKERS)], ""
     )
 
 
 def pareto_figure(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) -> plots.Figure:
-    """Of a link: loss at the end of the budget against the hours that the budget takes; what no other is
-    before in both is joined by a line.
+    """Return a picture of a link: loss at the end of the budget against the mean step.
+
+    A line joins the entries than which no other is better in both.
     """
-    names = list(dict.fromkeys(cell.entry for cell in cells))
     places = itertools.count()
-    looks = {name: entry_style(name, 0 if name in METHOD_BY_ENTRY else next(places)) for name in names}
-    panels = [
-        _pareto_panel(
-            [cell for cell in cells if (cell.task, cell.workers) == (task, size)],
-            looks,
-            f"{task}, {size} workers",
-        )
-        for size in workers
-        for task in tasks
-    ]  # fmt: skip
+    names = dict.fromkeys(cell.entry for cell in cells)
+    styles = {name: entry_style(name, 0 if name in METHODS_WITH_STYLE else next(places)) for name in names}
+    panels = []
+    for size in workers:
+        for task in tasks:
+            shown = [cell for cell in cells if (cell.task, cell.workers) == (task, size)]
+            panels.append(_pareto_panel(shown, styles, f"{task}, {size} workers"))
     return plots.compose_figure(
         panels, 2.2 * len(workers) + 1.0, rows=len(workers), ylabel="Loss at the end of the budget (nats)"
     )
@@ -267,19 +245,19 @@ def pareto_figure(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence
 
 @plots.panel_maker
 def _pareto_panel(
-    axes: plots.Axes, /, cells: Sequence[Cell], looks: Mapping[str, style.MethodStyle], title: str
+    axes: plots.Axes, /, cells: Sequence[Cell], styles: Mapping[str, style.MethodStyle], title: str
 ) -> None:
-    points = [(each.step_ms.value, each.loss.value, each) for each in cells if each.step_ms and each.loss]
-    front, lowest = list[tuple[float, float]](), float("inf")
+    points = [(cell.step_ms.value, cell.loss.value, cell) for cell in cells if cell.step_ms and cell.loss]
+    front = list[tuple[float, float]]()
     for x, y, _ in sorted(points, key=lambda point: point[:2]):
-        if y < lowest:
-            lowest = y
+        if y < (front[-1][1] if front else math.inf):
             front.append((x, y))
-    axes.plot(*zip(*front, strict=True), color="#BBBBBB", linewidth=0.8, zorder=0) if front else None
+    if front:
+        axes.plot(*zip(*front, strict=True), color="#BBBBBB", linewidth=0.8, zorder=0)
     for x, y, cell in points:
-        own = looks[cell.entry]
-        face = own.colour if cell.word != "misses the target" else "none"
-        axes.plot([x], [y], own.marker, color=own.colour, markerfacecolor=face, ms=4.5, label=own.label)
+        look = styles[cell.entry]
+        face = look.colour if cell.word != "misses the target" else "none"
+        axes.plot([x], [y], look.marker, color=look.colour, markerfacecolor=face, ms=4.5, label=look.label)
     if cells:
         axes.axhline(cells[0].target, **plots.REFERENCE_LINE)
     axes.set(title=title, xscale="log", xlabel="Mean step (ms)")

@@ -1,4 +1,4 @@
-"""What the file of an entry says, beside its tables."""
+"""Statements of entries, which their files have beside the tables; the fields' names are those of files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from msgspec import Struct
 NAME_PATTERN = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 # Keys of runs, as in the tables: of a training its own, of a launch the variant's.
 Keys = Sequence[str]
-ByWorkers = Mapping[int, Any]
 
 
 class Trial(Struct, frozen=True):
-    """A trial."""
+    """A trial of a learning rate and of searched values."""
 
     rate: float  # times the task's
     searched: Mapping[str, Any]  # its values
@@ -22,7 +21,7 @@ class Trial(Struct, frozen=True):
 
 
 class LawResult(Struct, frozen=True):
-    """A law as it was found."""
+    """A law, and whether it holds."""
 
     name: str
     holds: bool
@@ -51,7 +50,7 @@ class TaskStatement(Struct, frozen=True):
 
 
 class EntryStatement(Struct, frozen=True):
-    """An entry."""
+    """The statement of an entry, which its file has beside its tables."""
 
     version: int
     rules: str  # SHA-256

@@ -31,7 +31,7 @@ MODE_DESCRIPTIONS = {
 
 
 def distinct_values(frames: Frames, column: str) -> list[Any]:
-    """The distinct values of a column of `frames.runs`, sorted, numbers first; empty if it was not recorded.
+    """Return the distinct values of a column of `frames.runs`, sorted, numbers first; empty if not recorded.
 
     Whole numbers are integers, although pandas keeps a column with gaps as floats.
     """
@@ -42,39 +42,40 @@ def distinct_values(frames: Frames, column: str) -> list[Any]:
 
 
 def join_words(items: Iterable[object]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+    """Return 'a', 'a and b', 'a, b and c'; 'unknown' of nothing."""
     words = [str(item) for item in items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
 
 
 def is_simulated(frames: Frames) -> bool:
+    """Return True where virtual ranks made times of some of these runs."""
     return any(distinct_values(frames, "simulated"))
 
 
 def virtual_workers_remark(frames: Frames) -> str:
-    """A remark that a training of virtual ranks is that of as many workers; empty where processes trained."""
+    """Return a remark that virtual ranks train as so many workers; empty where processes trained."""
     told = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
     return told if is_simulated(frames) else ""
 
 
 def simulated_suffix(frames: Frames) -> str:
-    """Behind the name of a quantity: ', simulated' where virtual ranks made its times."""
+    """Return ', simulated' for the name of a quantity whose times virtual ranks made."""
     return ", simulated" if is_simulated(frames) else ""
 
 
 def is_on_gpu(frames: Frames, hardware: str) -> bool:
-    """True where every run used a GPU whose name contains this word."""
+    """Return True where every run used a GPU whose name contains this word."""
     gpus = frames.runs.get("provenance.gpu", pd.Series(dtype=object))
     return len(gpus) > 0 and bool(gpus.notna().all()) and all(hardware in str(gpu) for gpu in gpus)
 
 
 def is_over_link(frames: Frames, link: str) -> bool:
-    """True where this link joined the workers of every run, on machines found to be what was named."""
+    """Return True where this link joined the workers of every run, on machines found to be as named."""
     return distinct_values(frames, "cluster.link.name") == [link.lower()] and not mismatch_remark(frames)
 
 
 def describe_machine(frames: Frames) -> str:
-    """The GPUs, or without any the CPUs and their cores."""
+    """Return the GPUs, or without any the CPUs and their cores."""
     if gpus := distinct_values(frames, "provenance.gpu"):
         return join_words(gpus)
     cores = join_words(distinct_values(frames, "provenance.cores"))
@@ -82,13 +83,13 @@ def describe_machine(frames: Frames) -> str:
 
 
 def describe_precision(frames: Frames) -> str:
-    """The precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
+    """Return the precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
     found = sorted(set(used_precisions(frames.runs).dropna()))
     return join_words(found) + " (*mixed*)" * (len(found) > 1)
 
 
 def describe_data(frames: Frames) -> str:
-    """The data sets, and the first digits of their digests."""
+    """Return the data sets, and the first digits of their digests."""
     names, digests = (
         distinct_values(frames, "provenance.data.name"),
         distinct_values(frames, "provenance.data.digest"),
@@ -97,7 +98,7 @@ def describe_data(frames: Frames) -> str:
 
 
 def describe_workers(frames: Frames) -> str:
-    """'8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
+    """Return '8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
     virtual = "virtual" in distinct_values(frames, "cluster.where")
     kind = "virtual workers" if virtual else "worker processes"
     batches = distinct_values(frames, "task.batch_size")
@@ -108,7 +109,7 @@ def describe_workers(frames: Frames) -> str:
 
 
 def describe_setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; then what else must be said, if any."""
+    """Return a sentence: task, data, workers, machine, torch, precision; then all remarks on the runs."""
     torch = join_words(distinct_values(frames, "provenance.versions.torch"))
     return (
         f"{join_words(distinct_values(frames, 'task.name'))} on {describe_data(frames)}, "
@@ -120,7 +121,7 @@ def describe_setting(frames: Frames) -> str:
 
 
 def divergence_remark(frames: Frames) -> str:
-    """The trainings that ended because a gradient was not finite any more; empty without any."""
+    """Return the trainings that ended because a gradient was not finite any more; empty without any."""
     if not (keys := diverged_in(frames)):
         return ""
     ended = frames.runs.set_index("key").loc[keys, "diverged"]
@@ -131,8 +132,9 @@ def divergence_remark(frames: Frames) -> str:
 
 
 def describe_scale(frames: Frames) -> str:
-    """What any number of these runs is of, where its figure's caption is far: model, data, density, workers,
-    machine. Empty without runs.
+    """Return model, data, density, workers and machine of these runs' numbers; empty without runs.
+
+    For places that are far from their figure's caption.
     """
     if not len(frames.runs):
         return ""
@@ -147,7 +149,7 @@ def describe_scale(frames: Frames) -> str:
 
 
 def scale_label(frames: Frames) -> str:
-    """Model, density and workers for a name: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
+    """Return model, density and workers for a name: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
     columns = {"task.name": "", "method.density": "d", "workers": "w"}
     found = {letter: distinct_values(frames, column) for column, letter in columns.items()}
     return ":".join(
@@ -158,7 +160,7 @@ def scale_label(frames: Frames) -> str:
 
 
 def emulated_links_remark(frames: Frames) -> str:
-    """Bandwidth and latency that were found of emulated links, and how busy a relay was; empty if none."""
+    """Return what was found of emulated links, and how busy a relay was; empty if none."""
     prefix = "provenance.machine.link."
     if f"{prefix}asked_gbit_s" not in frames.runs:
         return ""
@@ -179,7 +181,7 @@ def emulated_links_remark(frames: Frames) -> str:
 
 
 def _relay_remark(runs: pd.DataFrame) -> str:
-    """How much of a core the relay of these runs took, and how many packets it handed over late."""
+    """Return how much of a core the relay of these runs took, and how many packets it handed over late."""
     if "relay.packets" not in runs or not (runs["relay.packets"] > 0).any():
         return ""
     busy = 100 * float((runs["relay.cpu_s"] / runs["relay.seconds"]).max())
@@ -194,7 +196,7 @@ def _relay_remark(runs: pd.DataFrame) -> str:
 
 
 def code_versions_remark(frames: Frames) -> str:
-    """A remark on runs that were not all made with the same code, where they were not."""
+    """Return a remark on runs that were not all made with the same code; empty where all were."""
     facts = frames.runs.reindex(columns=["provenance.commit", "provenance.dirty"]).itertuples(index=False)
     versions = sorted({_version_text(commit, dirty) for commit, dirty in facts})
     several = f" *Measured with {len(versions)} versions of the code*: {join_words(versions)}."
@@ -202,18 +204,18 @@ def code_versions_remark(frames: Frames) -> str:
 
 
 def _version_text(commit: Any, dirty: Any) -> str:
-    """The first digits of the commit, and of the digest of what was changed since."""
+    """Return the first digits of the commit, and of the digest of what was changed since."""
     known = str(commit)[:8] if pd.notna(commit) else "unknown"
     return f"{known}+{str(dirty)[:8]}" if pd.notna(dirty) else known
 
 
 def mismatch_remark(frames: Frames) -> str:
-    """Differences of the machine from the configured one that `launch.on_mismatch=label` accepted."""
+    """Return how the machine differs from the configured one, if `launch.on_mismatch=label` let it."""
     return _machine_remark(frames, "mismatch", "Not the machine that was named")
 
 
 def few_cores_remark(frames: Frames) -> str:
-    """A remark on workers that had fewer cores than they computed with."""
+    """Return a remark on workers that had fewer cores than they computed with."""
     return _machine_remark(frames, "crowded", "Too few cores")
 
 
@@ -227,7 +229,7 @@ def _machine_remark(frames: Frames, what: str, heading: str) -> str:
 
 
 def describe_timing(frames: Frames) -> str:
-    """Mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
+    """Return mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
     modes = join_words([MODE_DESCRIPTIONS.get(mode, mode) for mode in distinct_values(frames, "timing.mode")])
     runs: dict[str, list[WarmSteps]] = {}  # by method
     for key in frames.runs["key"]:
@@ -245,7 +247,7 @@ def describe_timing(frames: Frames) -> str:
 
 
 def describe_links(frames: Frames) -> str:
-    """The links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
+    """Return the links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
     links = join_words(distinct_values(frames, "cluster.link.name"))
     if not (inside := distinct_values(frames, "cluster.inside.name")):
         return links
@@ -254,7 +256,7 @@ def describe_links(frames: Frames) -> str:
 
 
 def lateness_remark(frames: Frames) -> str:
-    """A remark on workers that came late on purpose, with the settings; empty where none did."""
+    """Return a remark on workers that came late on purpose, with the settings; empty if none did."""
     draws = [draw for draw in distinct_values(frames, "late.draw") if draw != "none"]
     if not draws:
         return ""
@@ -267,7 +269,7 @@ def lateness_remark(frames: Frames) -> str:
 
 
 def turns_remark(frames: Frames) -> str:
-    """The turns that variants took, and the reason for their end; empty where none did."""
+    """Return the turns that variants took, and the reason for their end; empty where none did."""
     if not distinct_values(frames, "group"):
         return ""
     groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
@@ -281,7 +283,7 @@ def turns_remark(frames: Frames) -> str:
 
 
 def _turns_end(frames: Frames, run: dict[Any, Any]) -> str:
-    """The precision that a group had reached when its turns ended."""
+    """Return the precision that a group had reached when its turns ended."""
     variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
     width = run["alternated.half_width"]
     known = f"{format_number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
@@ -296,7 +298,7 @@ def _turns_end(frames: Frames, run: dict[Any, Any]) -> str:
 
 
 def _turns_ends(frames: Frames, groups: pd.DataFrame) -> str:
-    """The same of many groups."""
+    """Return the precision that many groups had reached when their turns ended."""
     widths = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
     baselines = groups["variant"]  # the first of each; other runs are in no group
     limited = groups[groups["alternated.stopped"] == "limit"]
@@ -315,7 +317,7 @@ def _turns_ends(frames: Frames, groups: pd.DataFrame) -> str:
 
 
 def _samples_text(runs: list[WarmSteps]) -> str:
-    """'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
+    """Return 'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
     several = f" in {len(runs)} runs" if len(runs) > 1 else ""
@@ -328,7 +330,7 @@ def _samples_text(runs: list[WarmSteps]) -> str:
 
 
 def describe_training(frames: Frames) -> str:
-    """Length of the trainings behind a learning curve, and the number of seeds."""
+    """Return the length of the trainings behind a learning curve, and the number of seeds."""
     last = frames.epochs.groupby("key")[["epoch", "step"]].max()
     epochs, steps = (join_words(sorted(set(last[name]))) for name in ("epoch", "step"))
     seeds = _min_seeds_per_method(frames)
@@ -338,7 +340,7 @@ def describe_training(frames: Frames) -> str:
 
 
 def kernel_remark(frames: Frames) -> str:
-    """The kernel by which fused runs searched, and how often its guess was wrong; empty where none ran."""
+    """Return the kernel of fused runs, and how often its guess was wrong; empty without fused runs."""
     if not {"searching.kernel", "select"} <= set(frames.runs):
         return ""
     fused = frames.runs[frames.runs["select"] == "fused"]
@@ -361,7 +363,7 @@ SENTENCES = {
 
 
 def fill_caption(text: str, frames: Frames, facts: Mapping[str, object]) -> str:
-    """A caption whose braces hold names of these facts, or of `SENTENCES`."""
+    """Return a caption whose braces hold names of these facts, or of `SENTENCES`."""
     names = {name for _, name, _, _ in Formatter().parse(text) if name}
     return text.format(**{name: facts[name] if name in facts else SENTENCES[name](frames) for name in names})
 
@@ -371,7 +373,10 @@ def _to_int_if_whole(value: Any) -> Any:
 
 
 def _min_seeds_per_method(frames: Frames) -> int:
-    """Seeds of the method that has fewest: runs of one method may also differ in task, workers or density."""
+    """Return the seeds of the method that has fewest.
+
+    Runs of one method may also differ in task, workers or density.
+    """
     by_method = frames.runs.assign(method=[_method_of_run(frames, key) for key in frames.runs["key"]])
     return int(by_method.groupby("method")["seed"].nunique().min())
 

@@ -40,15 +40,19 @@ MIN_TEXT_SHARE = 0.055  # share of the axis: a shorter span has no room for its 
 
 @contextmanager
 def new_figure(
-    settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **how: Any
+    settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **subplot_options: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure and its axes, drawn inside the block with these matplotlib settings.
+    """Yield a new figure and its axes, to be drawn on inside the block; then lay the figure out.
 
-    `how` goes to `Figure.subplots`; the axes are one object, or an array of them.
+    Args:
+        settings: matplotlib's.
+        rows: of axes.
+        columns: of axes; one row and column gives axes, more give an array of them.
+        subplot_options: for `Figure.subplots`.
     """
     with matplotlib.rc_context(dict(settings)):
         figure = Figure(layout="constrained")
-        yield figure, figure.subplots(rows, columns, **how)
+        yield figure, figure.subplots(rows, columns, **subplot_options)
         engine = figure.get_layout_engine()
         assert engine is not None, "the layout is constrained"
         engine.execute(figure)
@@ -59,23 +63,23 @@ def new_figure(
 
 
 def draw_mean_curve(
-    axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle, alpha: float = 1.0, **how: Any
+    axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle, alpha: float = 1.0, **line_options: Any
 ) -> None:
-    """A mean over epochs, and its interval as a band where there are enough runs for one."""
+    """Draw a mean over epochs, and its interval as a band where there are enough runs for one."""
     usual: dict[str, Any] = {
         "marker": look.marker,
         "markevery": max(1, len(x) // 10),
         "label": look.label,
         "zorder": 3,
     }
-    axes.plot(x, table["mean"], color=look.colour, alpha=alpha, **{**usual, **how})
+    axes.plot(x, table["mean"], color=look.colour, alpha=alpha, **usual | line_options)
     if table["low"].notna().any():
         faint: dict[str, Any] = {"alpha": 0.18 * alpha, "linewidth": 0, "zorder": 2}
         axes.fill_between(x, table["low"], table["high"], color=look.colour, **faint)
 
 
 def draw_published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle) -> None:
-    """A published curve, drawn faintly below ours, and the range of several (columns mean, low, high)."""
+    """Draw a published curve, faintly below ours, and the range of several (columns mean, low, high)."""
     faint: dict[str, Any] = {"color": look.colour, "alpha": PUBLISHED_OPACITY, "zorder": 1}
     axes.plot(x, table["mean"], linestyle=(0, (1, 1.2)), linewidth=0.9, **faint)
     if table["low"].notna().any():
@@ -83,48 +87,49 @@ def draw_published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Me
 
 
 def add_published_legend_entry(axes: Axes, label: str) -> None:
-    """The legend entry of `draw_published_curve` and `draw_published_points`."""
+    """Add the legend entry of `draw_published_curve` and `draw_published_points`."""
     style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
     axes.plot([], [], marker="o", mfc="white", label=label, **style)
 
 
 def draw_samples(axes: Axes, x: float, values: Sequence[float], look: MethodStyle) -> None:
-    """The single values behind a mean."""
+    """Draw the single values behind a mean."""
     axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
 
 
 def draw_mean(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
-    """A mean with its interval, as a bar across and a line up and down."""
+    """Draw a mean with its interval, as a bar across and a line up and down."""
     axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
     if value.low is not None and value.high is not None:
         axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
 
 
 def draw_points(
-    axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: MethodStyle, **how: Any
+    axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: MethodStyle, **line_options: Any
 ) -> None:
-    """Values with their intervals, joined by a line."""
+    """Draw values with their intervals, joined by a line."""
     line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
-    axes.plot(x, [value.value for value in values], **line | how)
-    for at, value in zip(x, values, strict=True):
-        draw_mean(axes, at, value, look)
+    axes.plot(x, [value.value for value in values], **line | line_options)
+    for position, value in zip(x, values, strict=True):
+        draw_mean(axes, position, value, look)
 
 
-def draw_across(axes: Axes, value: Estimate, look: MethodStyle, **how: Any) -> None:
-    """A value that holds for every x, as a line across, and its interval as a band."""
+def draw_across(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
+    """Draw a value that holds for every x, as a line across, and its interval as a band."""
     line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
-    axes.axhline(value.value, color=look.colour, **line | how)
+    axes.axhline(value.value, color=look.colour, **line | line_options)
     if value.low is not None and value.high is not None:
         axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
 
 
 def set_value_ticks(axes: Axes, places: Mapping[Any, float], label: str) -> None:
-    """An x axis with a tick at each of these values, logarithmic where numbers span much."""
-    at = list(places.values())
+    """Set an x axis with a tick at each of these values, logarithmic where numbers span much."""
+    positions = list(places.values())
     axes.set_xlabel(label)
-    if at and min(at) > 0 and max(at) >= LOG_AXIS_RATIO * min(at) and list(places) == at:
+    spans_much = bool(positions) and 0 < LOG_AXIS_RATIO * min(positions) <= max(positions)
+    if spans_much and list(places) == positions:
         axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(at))
+    axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_major_formatter(
         FixedFormatter([format_number(x) if isinstance(x, float) else str(x) for x in places])
     )
@@ -135,34 +140,42 @@ def set_value_ticks(axes: Axes, places: Mapping[Any, float], label: str) -> None
 def draw_labelled_points(
     axes: Axes, x: Sequence[float], y: Sequence[float], names: Sequence[str], inches: tuple[float, float]
 ) -> None:
-    """Points on a logarithmic x axis with a name beside each, where it covers neither a point nor a name.
+    """Draw points on a logarithmic x axis with a name beside each, which covers neither a point nor a name.
 
     Args:
+        axes: to draw on.
+        x: of the points.
+        y: of the points.
+        names: of the points.
         inches: the width and the height of the axes, about.
     """
     axes.plot(x, y, "o", color="#0072B2", ms=3)
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.06)
-    (left, right), (bottom, top) = np.log10(axes.get_xlim()), axes.get_ylim()
-    origin, scale = np.array([left, bottom]), np.array(inches) / (right - left, top - bottom)
+    left, right = np.log10(axes.get_xlim())
+    bottom, top = axes.get_ylim()
+    origin = np.array([left, bottom])
+    scale = np.array(inches) / (right - left, top - bottom)
     places = (np.column_stack([np.log10(x), y]) - origin) * scale
     taken: list[Box] = [(*(place - 0.03), *(place + 0.03)) for place in places]
     line: dict[str, Any] = {"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0}
-    for at in np.argsort(-np.asarray(y)):
-        across, up = places[at]
-        beside = list(_candidate_boxes(across, up, 0.6 * len(names[at]) * LABEL_FONT_PT / 72))
-        box = next((each for each in beside if _is_free(each, taken, inches)), beside[0])
+    for index in np.argsort(-np.asarray(y)):
+        across, up = places[index]
+        boxes = list(_candidate_boxes(across, up, 0.6 * len(names[index]) * LABEL_FONT_PT / 72))
+        box = next((candidate for candidate in boxes if _is_free(candidate, taken, inches)), boxes[0])
         taken.append(box)
         exponent, level = np.array([box[0], (box[1] + box[3]) / 2]) / scale + origin
-        here, there = (x[at], y[at]), (10**exponent, level)
-        axes.annotate(names[at], here, there, fontsize=LABEL_FONT_PT, va="center", arrowprops=line)
+        point = (x[index], y[index])
+        axes.annotate(
+            names[index], point, (10**exponent, level), fontsize=LABEL_FONT_PT, va="center", arrowprops=line
+        )
 
 
 Box = tuple[float, float, float, float]  # left, below, right, above
 
 
 def _candidate_boxes(x: float, y: float, width: float) -> Iterator[Box]:
-    """Where a text of this width may stand beside a point, the nearest place first."""
+    """Yield where a text of this width may stand beside a point, the nearest place first."""
     height = LABEL_FONT_PT / 72
     for far in np.arange(0.0, 1.5, 0.06):
         for up in (0, far, -far):
@@ -171,22 +184,24 @@ def _candidate_boxes(x: float, y: float, width: float) -> Iterator[Box]:
 
 
 def _is_free(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bool:
-    """Whether a box lies inside the axes and over none of the others."""
+    """Return True where a box lies inside the axes and over none of the others."""
     left, below, right, above = box
     if left < 0 or below < 0 or right > inches[0] or above > inches[1]:
         return False
-    return all(right <= each[0] or left >= each[2] or above <= each[1] or below >= each[3] for each in others)
+    return all(
+        right <= other[0] or left >= other[2] or above <= other[1] or below >= other[3] for other in others
+    )
 
 
 def draw_shaded_curve(axes: Axes, x: pd.Series, y: pd.Series, look: MethodStyle, shade: float) -> None:
-    """One of several curves of a method, told apart by opacity and a label at its end."""
+    """Draw one of several curves of a method, told apart by opacity and a label at its end."""
     axes.plot(x, y, color=look.colour, alpha=shade)
     axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
                   textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
 
 
 def draw_published_points(axes: Axes, x: float, values: Sequence[float], look: MethodStyle) -> None:
-    """Single published values, open."""
+    """Draw single published values, open."""
     axes.plot([x] * len(values), values, marker=look.marker, mec=look.colour, **OPEN_MARKS)
 
 
@@ -198,9 +213,15 @@ def draw_stacked_bar(
     faint: bool = False,
     least: float = np.inf,
 ) -> float:
-    """A stacked bar of phases, from the bottom up; parts of at least `least` show their number.
+    """Draw a stacked bar of phases, from the bottom up, and return its height.
 
-    Returns its height.
+    Args:
+        axes: to draw on.
+        x: of its middle.
+        parts: heights by phase.
+        width: of the bar.
+        faint: of published data.
+        least: parts of at least this height show their number.
     """
     bottom = 0.0
     for phase, height in parts.items():
@@ -218,11 +239,11 @@ def draw_stacked_bar(
 
 
 def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
-    """Legend entries of `draw_stacked_bar` and `draw_lane`, with other labels where they are given."""
+    """Return legend entries of `draw_stacked_bar` and `draw_lane`, with other labels where they are given."""
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
-        Patch(facecolor=of.colour, hatch=of.hatch, label=labels.get(of.name, of.label), **edge)
-        for of in map(phase_list.find_phase, phases)
+        Patch(facecolor=phase.colour, hatch=phase.hatch, label=labels.get(phase.name, phase.label), **edge)
+        for phase in map(phase_list.find_phase, phases)
     ]
 
 
@@ -240,7 +261,7 @@ FILL_BY_ORIGIN: dict[str, dict[str, Any]] = {
 def draw_bar(
     axes: Axes, x: float, value: Estimate, look: MethodStyle, width: float, origin: str = "ours"
 ) -> None:
-    """One bar with its interval and its number."""
+    """Draw one bar with its interval and its number."""
     axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_bar_fill(origin, look.colour))
     draw_interval(axes, x, value)
     top = max(value.value, value.high or value.value)
@@ -249,31 +270,40 @@ def draw_bar(
 
 
 def draw_interval(axes: Axes, x: float, value: Estimate) -> None:
-    """A value's interval, where it has one."""
+    """Draw a value's interval, where it has one."""
     if value.low is not None and value.high is not None:
         error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
 
 
-def draw_dot(axes: Axes, y: float, value: Estimate, marker: str, colour: str, told: bool = False) -> None:
-    """One value at a height, with its interval along the x axis and its number beside it.
+def draw_dot(
+    axes: Axes, y: float, value: Estimate, marker: str, colour: str, shows_interval: bool = False
+) -> None:
+    """Draw one value at a height, with its interval along the x axis and its number beside it.
 
     Args:
-        told: the interval also has ends that stand out of a small marker, and is written.
+        axes: to draw on.
+        y: the height.
+        value: the number and its interval.
+        marker: of the number.
+        colour: of all.
+        shows_interval: the interval also has ends that stand out of a small marker, and is written.
     """
     low, high = (edge if edge is not None else value.value for edge in (value.low, value.high))
-    ends = "|" if told and low < high else ""
+    ends = "|" if shows_interval and low < high else ""
     axes.plot(
         [low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2,
         marker=ends, markersize=6,
     )  # fmt: skip
-    axes.plot([value.value], [y], marker=marker, color=colour, markersize=2.5 if told else 4, zorder=3)
-    text = format_with_interval(value) if told else format_number(value.value)
+    axes.plot(
+        [value.value], [y], marker=marker, color=colour, markersize=2.5 if shows_interval else 4, zorder=3
+    )
+    text = format_with_interval(value) if shows_interval else format_number(value.value)
     annotate_above(axes, high, y, text, xytext=(4, 0), ha="left", va="center", color=colour)
 
 
 def dot_legend_handles(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
-    """Legend entries of `draw_dot`: marker and colour by origin."""
+    """Return legend entries of `draw_dot`: marker and colour by origin."""
     return [
         Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=origin)
         for origin, (marker, colour) in origins.items()
@@ -281,7 +311,7 @@ def dot_legend_handles(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
 
 
 def set_factor_axis(axes: Axes) -> None:
-    """A logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
+    """Set a logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.1, high * 1.6)
@@ -292,15 +322,15 @@ def set_factor_axis(axes: Axes) -> None:
     axes.grid(True, axis="x")
 
 
-def annotate_above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
-    """Small text just above a point; `how` overrides its placement and style."""
+def annotate_above(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """Write small text just above a point; `options` override its placement and style."""
     place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
-    placed: dict[str, Any] = place | how
+    placed: dict[str, Any] = place | options
     axes.annotate(text, (x, y), **placed)
 
 
 def origin_legend_handles(origins: Iterable[str]) -> list[Patch]:
-    """Legend entries of `draw_bar`, in grey because every method has these origins."""
+    """Return legend entries of `draw_bar`, in grey because every method has these origins."""
     grey = "#555555"
     return [
         Patch(edgecolor=grey, linewidth=0.8, label=origin, **_bar_fill(origin, grey)) for origin in origins
@@ -308,7 +338,7 @@ def origin_legend_handles(origins: Iterable[str]) -> list[Patch]:
 
 
 def draw_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
-    """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
+    """Draw one rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
     for phase, of_phase in spans.groupby("phase", sort=False):
         colour, hatch = phase_fill(str(phase))
         bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
@@ -321,7 +351,7 @@ def draw_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height:
 
 
 def set_log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic y axis with plain numbers at these ticks."""
+    """Set a logarithmic y axis with plain numbers at these ticks."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
@@ -329,13 +359,13 @@ def set_log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 
 def _bar_fill(origin: str, colour: str) -> dict[str, Any]:
-    """The filling of a bar of this origin, in the method's colour."""
+    """Return the filling of a bar of this origin, in the method's colour."""
     fill = FILL_BY_ORIGIN[origin]
     return fill | {"facecolor": fill["facecolor"] or colour}
 
 
 def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
-    """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
+    """Write a phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
     colour, hatch = phase_fill(phase)
     text = axes.text(
         x,
@@ -351,17 +381,17 @@ def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, fain
 
 
 def phase_fill(phase: str) -> tuple[str, str]:
-    """Colour and hatch of a phase's bars."""
-    found = phase_list.find_phase(phase)
-    return found.colour, found.hatch
+    """Return colour and hatch of a phase's bars."""
+    listed_phase = phase_list.find_phase(phase)
+    return listed_phase.colour, listed_phase.hatch
 
 
 def readable_text_colour(colour: str, faint: bool = False) -> str:
-    """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
+    """Return black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
 
 
 def area_legend_handles(looks: Sequence[MethodStyle]) -> list[Patch]:
-    """Legend entries of `areas`."""
+    """Return legend entries of `plots.winner_map_panel`."""
     return [Patch(facecolor=look.colour, alpha=AREA_OPACITY, label=look.label) for look in looks]

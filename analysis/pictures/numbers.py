@@ -12,7 +12,7 @@ ABSENT = "-"
 
 
 def format_number(value: float) -> str:
-    """Four significant digits, or the whole part: 0.01234, 1.5, 91.52, 275, 17,387; 1.234e-08."""
+    """Return four significant digits, or the whole part: 0.01234, 1.5, 91.52, 275, 17,387; 1.234e-08."""
     if value == 0 or not math.isfinite(value):
         return f"{abs(value) if value == 0 else value:g}"
     decimals = max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value))))
@@ -23,30 +23,30 @@ def format_number(value: float) -> str:
 
 
 def format_brief(value: float, digits: int = 3) -> str:
-    """A number with fewer digits, for a picture with little room."""
+    """Return a number with fewer digits, for a picture with little room."""
     return format_number(float(f"{value:.{digits}g}"))
 
 
 def format_with_unit(value: float, unit: str) -> str:
-    """'91.52 %'; 'never' for a step that is not reached."""
+    """Return '91.52 %'; 'never' for a step that is not reached."""
     return "never" if math.isinf(value) else f"{format_number(value)} {unit}".strip()
 
 
 def format_interval(value: Estimate) -> str:
-    """'[1.1, 1.4]'; empty where there is none."""
+    """Return '[1.1, 1.4]'; empty where there is no interval."""
     if value.low is None or value.high is None:
         return ""
     return f"[{format_number(value.low)}, {format_number(value.high)}]"
 
 
 def format_with_interval(value: Estimate | None) -> str:
-    """'1.23 [1.1, 1.4]', or '-' where there is no number."""
+    """Return '1.23 [1.1, 1.4]', or '-' where there is no number."""
     if value is None or math.isnan(value.value):
         return ABSENT
     return f"{format_number(value.value)} {format_interval(value)}".strip()
 
 
 def format_count(n: int, of: str) -> str:
-    """'5 launches', '1 run'."""
+    """Return '5 launches', '1 run'."""
     single = of.removesuffix("es") if of.endswith("ches") else of.removesuffix("s")
     return f"{n:,} {of if n != 1 else single}"

@@ -26,7 +26,7 @@ OMITTED_METADATA = {
 
 
 class MethodStyle(NamedTuple):
-    """The look of a method wherever it is drawn; marker and hatch are for readers who see no colours."""
+    """The label and look of a method in every figure; marker and hatch serve readers who see no colours."""
 
     label: str
     colour: str
@@ -60,7 +60,7 @@ OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
 
 def base_settings() -> dict[RcKeyType, Any]:
-    """Settings of every figure, from page.mplstyle."""
+    """Return matplotlib's settings for every figure, from page.mplstyle."""
     from matplotlib import rc_params_from_file  # here, since lists and tables know labels, too
 
     found = rc_params_from_file(Path(__file__).with_name("page.mplstyle"), use_default_template=False)
@@ -68,7 +68,7 @@ def base_settings() -> dict[RcKeyType, Any]:
 
 
 def two_column_settings(height: float = 2.7) -> dict[RcKeyType, Any]:
-    """Settings of a figure as wide as the page; `height` in inches."""
+    """Return matplotlib's settings for a figure as wide as the page; `height` in inches."""
     return base_settings() | {"figure.figsize": (PAGE_WIDTH_INCHES, height)}
 
 
@@ -77,7 +77,7 @@ METHOD_COLUMNS = ("variant", "method.name", "method.scope", "method.feedback", "
 
 
 def method_id(run: Mapping[Any, Any]) -> str:
-    """The name by which figures tell methods apart: name, scope, feedback, and the execution of selecting.
+    """Return the name by which figures tell methods apart: name, scope, feedback, how the selection is run.
 
     `run` is a row of `Frames.runs`; pandas does not promise that columns are named by text. What took turns
     with others has a name of its own.
@@ -94,7 +94,7 @@ def method_id(run: Mapping[Any, Any]) -> str:
 
 
 def _execution_suffix(run: Mapping[Any, Any]) -> str:
-    """The execution of the same mathematics, where it is not as published."""
+    """Return how the same mathematics is executed, where it is not as published."""
     scope, text = run.get("method.scope"), ""
     if scope not in (None, "global", "layer") and scope == scope:  # a size in MB; NaN: it has no scope
         text += "-buckets"
@@ -104,7 +104,7 @@ def _execution_suffix(run: Mapping[Any, Any]) -> str:
 
 
 def method_style(method: str) -> MethodStyle:
-    """The look of a `method_id`; for an unknown one always the same, by its name."""
+    """Return the look of a `method_id`; for an unknown one always the same, by its name."""
     if method in METHOD_STYLES:
         return METHOD_STYLES[method]
     digest = hashlib.sha256(method.encode()).digest()
@@ -126,5 +126,5 @@ def save_figure(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def _is_true(value: Any) -> bool:
-    """True, also as the text that it becomes in a column of mixed types."""
+    """Return True for True, also as the text that it becomes in a column of mixed types."""
     return value is True or value == json.dumps(True)

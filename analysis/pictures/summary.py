@@ -29,7 +29,7 @@ TOP1, DENSE = "val_top1", "dense"
 
 
 class PublishedResult(NamedTuple):
-    """What a paper says of a method beside its baseline; None where it does not."""
+    """The numbers that a paper has of a method beside its baseline; None where it has none."""
 
     ratio: float | None = None  # of an iteration's time over the baseline's
     select: float | None = None  # percent of its iteration
@@ -40,7 +40,7 @@ NO_PUBLISHED_RESULT = PublishedResult()
 
 
 class MethodPair(NamedTuple):
-    """Runs of a method, at one density where the cell has several, and those of its baseline."""
+    """The runs of a method, at one density where the cell has several, and those of its baseline."""
 
     method: str  # by `method_id`
     label: str
@@ -51,10 +51,11 @@ class MethodPair(NamedTuple):
 
 
 def summarize_runs(frames: Frames, theirs: Mapping[str, PublishedResult] = {}) -> list[str]:
-    """One sentence for each method beside the first, or dense, of each cell.
+    """Return one sentence for each method beside the first, or dense, of each cell.
 
     Args:
-        theirs: by `method_id`, the same in the paper.
+        frames: of a figure's runs.
+        published: by `method_id`, the same in the paper.
     """
     if not len(frames.runs):
         return []
@@ -65,8 +66,9 @@ def summarize_runs(frames: Frames, theirs: Mapping[str, PublishedResult] = {}) -
 
 
 def describe_least_certain_ratio(frames: Frames) -> str:
-    """How sure the least certain ratio of step times is: 'Top-k 1.15 of dense, give or take 2 %'; empty
-    where nothing took turns.
+    """Return the least certain ratio of step times: 'Top-k takes 1.15 of dense's time, give or take 2 %'.
+
+    Empty where nothing took turns.
     """
     ratios = [
         (found.half_width, pair.label, pair.base, found)
@@ -84,8 +86,9 @@ def describe_least_certain_ratio(frames: Frames) -> str:
 
 
 def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
-    """Runs that differ in methods and seeds only, each with the words that tell it from the other cells, by
-    column.
+    """Yield runs that differ in methods and seeds only, each with the words that tell it from other cells.
+
+    The words are by column.
     """
     if not len(frames.runs):
         return
@@ -101,7 +104,7 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
 
 
 def _method_pairs(cell: Frames) -> Iterator[MethodPair]:
-    """Each method but the baseline beside it, densities apart."""
+    """Yield each method but the baseline beside it, densities apart."""
     found = dict[str, dict[Any, list[str]]]()
     for run in to_dicts(cell.runs.sort_values("seed", kind="stable")):
         density = run.get("method.density")
@@ -171,7 +174,7 @@ def _training_sentence(cell: Frames, pair: MethodPair, published: PublishedResul
 
 
 def _step_time_ratio(cell: Frames, pair: MethodPair) -> Estimate | None:
-    """None also where trainings are no timings, or where protocols differ."""
+    """Return the ratio of step times; None also where trainings are no timings, or where protocols differ."""
     if "group" not in cell.runs or not cell.runs["group"].notna().all() or not len(cell.steps):
         return None
     try:
@@ -181,7 +184,7 @@ def _step_time_ratio(cell: Frames, pair: MethodPair) -> Estimate | None:
 
 
 def _selection_share(cell: Frames, keys: list[str]) -> Estimate | None:
-    """Percent of an iteration that selecting takes; None where phases were not told apart."""
+    """Return the percent of an iteration that selecting takes; None where phases were not told apart."""
     if "select_s" not in cell.steps:
         return None
     try:

@@ -15,7 +15,7 @@ CLOCK_COLUMNS = ["key", "step", "rank"]  # spans that share these are of one clo
 
 
 def spans_of_run(frames: Frames, key: str) -> pd.DataFrame:
-    """A run's spans.
+    """Return a run's spans.
 
     Raises:
         ValueError: it recorded none.
@@ -27,7 +27,7 @@ def spans_of_run(frames: Frames, key: str) -> pd.DataFrame:
 
 
 def find_typical_step(frames: Frames, key: str) -> int:
-    """The warm step nearest to their median, of those with spans.
+    """Return the warm step nearest to their median, of the steps with spans.
 
     Raises:
         ValueError: there are no spans.
@@ -41,7 +41,7 @@ def find_typical_step(frames: Frames, key: str) -> int:
 
 
 def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans of steps, each from its beginning: step, rank, phase, `start_ms` and `took_ms`."""
+    """Return spans, each from the beginning of its step: step, rank, phase, `start_ms` and `took_ms`."""
     met = meeting_seconds(spans).reindex(pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])).to_numpy()
     start = spans["start_s"] - met
     found: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
@@ -52,7 +52,7 @@ def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
-    """The same moment of each step on the clock of each rank, in seconds, by run, step and rank."""
+    """Return a moment that all ranks share, in seconds on the clock of each, by run, step and rank."""
     began = spans.groupby(CLOCK_COLUMNS)["start_s"].min()
     waits = spans[spans["phase"] == "wait"]
     ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in CLOCK_COLUMNS]).min()
@@ -63,9 +63,11 @@ def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
 
 
 def collective_stretch(frames: Frames, key: str) -> float:
-    """All collectives of a step, each from when the last worker enters it until the last one leaves it, over
-    what the slowest worker spends in them: the median over the steps with spans. A worker that only sends is
-    done once the kernel has its data, and waits elsewhere for those who receive them.
+    """Return by how much collectives last longer than the slowest worker is in them.
+
+    A collective lasts from when the last worker enters it until the last one leaves it. The result is all
+    collectives of a step over what the slowest worker spends in them, the median over the steps with spans.
+    A worker that only sends is done once the kernel has its data, and waits elsewhere for the receivers.
 
     The workers are processes of one machine, whose clock they share.
     """

@@ -1,5 +1,4 @@
-"""What authors published besides their papers, as tables of facts that the repository ships, and what
-follows.
+"""Facts that authors published besides their papers, as tables that the repository ships, and results.
 
 results/published/yoon2022 holds facts from the public job logs of Yoon and Oh 2022
 (github.com/kljp/topk_results): one run per configuration, no seeds. `python -m analysis.published CLONE`

@@ -24,9 +24,9 @@ CORRELATIONS = np.linspace(0, 0.98, 50)
 
 
 def leave_one_block_out_sums(columns: np.ndarray, blocks: int = BLOCKS) -> np.ndarray:
-    """Sums over (iterations, m) columns, (1 + blocks, m): of all, then of all but each consecutive block.
+    """Return sums over (iterations, m) columns: of all, then of all but each block; (1 + blocks, m).
 
-    What follows from sums (means, ratios, slopes) is the same arithmetic for the table and for each rest.
+    Means, ratios and slopes follow from sums by the same arithmetic for the table and for each rest.
     """
     if blocks > len(columns):
         raise ValueError(f"{len(columns)} iterations can't be cut into {blocks} blocks")
@@ -36,11 +36,12 @@ def leave_one_block_out_sums(columns: np.ndarray, blocks: int = BLOCKS) -> np.nd
 
 
 def jackknife_estimate(parts: JackknifeParts, bounds: Bounds = UNBOUNDED) -> Estimate:
-    """Value of the table, which is first of `parts`, with the interval that its blocks give.
+    """Return the value of the table, which is first of `parts`, with the interval that its blocks give.
 
-    What each block adds (the jackknife's pseudo-values, in the order of time) has the statistic as its mean.
+    The jackknife's pseudo-values, one a block in the order of time, have the statistic as their mean.
 
     Args:
+        parts: the statistic of the table, then without each block.
         bounds: what the quantity can't reach; the interval is cut there.
     """
     whole, rests = float(parts[0]), parts[1:]
@@ -51,7 +52,7 @@ def jackknife_estimate(parts: JackknifeParts, bounds: Bounds = UNBOUNDED) -> Est
 
 
 def autocorrelated_mean_interval(series: np.ndarray) -> tuple[float, float]:
-    """The interval of the mean of an AR(1) series whose correlation of neighbours is not known.
+    """Return the interval of the mean of an AR(1) series whose correlation of neighbours is not known.
 
     For each of `CORRELATIONS` the mean has a Student's distribution; they are weighted by how likely the
     series is under each (mean and variance integrated out, with flat and scale-free priors). By simulation
@@ -87,17 +88,18 @@ def autocorrelated_mean_interval(series: np.ndarray) -> tuple[float, float]:
 
 
 def _whiten(series: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """(correlations, n): the series as independent samples of the variance of the series, if r is right."""
+    """Return (correlations, n): the series as independent samples of its variance, if r is right."""
     first, steps = np.broadcast_to(series[:1], r.shape), series[1:] - r * series[:-1]
     return np.concatenate([first, steps / np.sqrt(1 - r**2)], axis=1)
 
 
 def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Estimate:
-    """A statistic of values, with an interval from theirs: the squares of what each moves it by add up.
+    """Return a statistic of estimates, with an interval from theirs.
 
-    This is MOVER (Zou and Donner 2008, doi:10.1002/sim.3095), for a statistic that rises or falls in each.
-    It takes their errors for independent. Those of one job's compression and iteration have the same sign, so
-    that their ratio is known better than it says.
+    The squares of what each estimate moves it by add up. This is MOVER (Zou and Donner 2008,
+    doi:10.1002/sim.3095), for a statistic that rises or falls in each. It takes their errors for independent. The
+    errors of one job's compression and iteration have the same sign, so that their ratio is known better than it
+    says.
     """
     at = [value.value for value in values]
     whole = statistic(*at)

@@ -63,7 +63,8 @@ PHASES_LINE = re.compile(
     rf"time: {SECONDS_PATTERN}, iotime: {SECONDS_PATTERN}"
 )
 VALIDATION_LINE = re.compile(
-    rf".*Epoch (\d+), lr: {SECONDS_PATTERN}, val loss: {SECONDS_PATTERN}, val top-1 acc: {SECONDS_PATTERN}, top-5 acc: {SECONDS_PATTERN}"
+    rf".*Epoch (\d+), lr: {SECONDS_PATTERN}, val loss: {SECONDS_PATTERN}, "
+    rf"val top-1 acc: {SECONDS_PATTERN}, top-5 acc: {SECONDS_PATTERN}"
 )
 # Where a line of topk.e comes from -> the form that it must have.
 LINE_PATTERNS = {
@@ -75,7 +76,8 @@ LINE_PATTERNS = {
 COMPRESSION_LINE = re.compile(rf"COMP={SECONDS_PATTERN}")
 # The first number of a sparse line is the sum of the others: values and indices.
 COMMUNICATION_LINE = re.compile(
-    rf"COMM={SECONDS_PATTERN}|COMM_TOTAL={SECONDS_PATTERN}, COMM_VAL={SECONDS_PATTERN}, COMM_ID={SECONDS_PATTERN}"
+    rf"COMM={SECONDS_PATTERN}|"
+    rf"COMM_TOTAL={SECONDS_PATTERN}, COMM_VAL={SECONDS_PATTERN}, COMM_ID={SECONDS_PATTERN}"
 )
 
 
@@ -91,7 +93,7 @@ class LoggedTraining:
     epochs: list[tuple[float, ...]]  # epoch, lr, loss, top-1, top-5 (%)
 
     def windows(self) -> pd.DataFrame:
-        """A row per window: its number, the number of iterations until its end, and its `ms`."""
+        """Return a row per window: its number, the number of iterations until its end, and its `ms`."""
         numbers = np.arange(len(self.window_s))
         milliseconds = np.round(1e3 * np.array(self.window_s), 3)
         until = FIRST_WINDOW_ITERATIONS + WINDOW_ITERATIONS * numbers
@@ -99,19 +101,18 @@ class LoggedTraining:
         return table
 
     def means(self, job: Job) -> dict[str, float]:
-        """Samples/s of all workers, which is the mean of the logged speeds; FP, BP and input in ms."""
+        """Return samples/s of all workers, which is the mean of the logged speeds; FP, BP and input in ms."""
         phases = {"fp_ms": self.forward_s, "bp_ms": self.backward_s, "io_ms": self.input_s}
         times = {name: round(1e3 * float(np.mean(seconds)), 3) for name, seconds in phases.items()}
         return {"samples_per_s": round(job.workers * float(np.mean(self.speeds)), 2), **times}
 
 
 def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
-    """topk.e<job>.
+    """Read topk.e<job>.
 
     Raises:
-        DamagedFileError: a line with a number is not as it should be, some ranks have more lines than others, or the
-        job
-            was another one than its name says.
+        DamagedFileError: a line with a number is not as it should be, some ranks have more lines than others,
+            or the job was another one than its name says.
     """
     found: dict[str, list[tuple[str, ...]]] = {place: [] for place in LINE_PATTERNS}
     for number, line in _numbered_lines(path):
@@ -140,7 +141,7 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
 
 
 def read_iterations(path: Path, job: Job) -> pd.DataFrame:
-    """topk.o<job>: one row per iteration, in microseconds over the ranks, and how many ranks waited long.
+    """Read topk.o<job>: a row per iteration, in microseconds over the ranks, and how many waited long.
 
     All ranks end compression before one ends communication, and print in one order or another. Where lines of
     communication stand between those of compression, which belong together is not known: such an iteration is
@@ -169,8 +170,7 @@ def read_iterations(path: Path, job: Job) -> pd.DataFrame:
 
 
 def _unmixed_iterations(kinds: str, workers: int) -> np.ndarray:
-    """Numbers of the iterations whose lines stand together: all P of compression, then all M of
-    communication.
+    """Return numbers of the iterations whose lines stand together: P of compression, then P of communication.
 
     `kinds` is a letter per line, the last of COMP or COMM.
     """
@@ -183,7 +183,7 @@ def _unmixed_iterations(kinds: str, workers: int) -> np.ndarray:
 
 
 def _read_times_us(path: Path) -> Iterator[tuple[str, int]]:
-    """COMP or COMM, and microseconds, of each line that has one."""
+    """Yield COMP or COMM, and microseconds, of each line that has one."""
     for number, line in _numbered_lines(path):
         kind = line[:4]
         if kind in ("COMP", "COMM"):

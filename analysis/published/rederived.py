@@ -1,4 +1,4 @@
-"""What follows from the job logs of Yoon and Oh 2022, with intervals over their iterations.
+"""Results re-derived from the job logs of Yoon and Oh 2022, with intervals over their iterations.
 
 Every number is computed from the shipped tables. An interval says how well one job's iterations determine it;
 how much another job would differ, it can't say, for each configuration ran once. `block_intervals` makes the
@@ -29,9 +29,9 @@ DENSE_FILTER_MS = 0.1
 
 
 class JobSums(NamedTuple):
-    """Sums over a job's settled iterations, all and without each block, (1 + blocks,) each; times in ms.
+    """The sums over a job's settled iterations, all and without each block, (1 + blocks,) each; times in ms.
 
-    Those with a stall count in `stalls` and `stall_wait` only.
+    Iterations with a stall count in `stalls` and `stall_wait` only.
     """
 
     ordinary: JackknifeParts  # iterations without a stall
@@ -48,7 +48,12 @@ class JobSums(NamedTuple):
 
 @functools.cache
 def job_sums(job: int, loop_starts: bool = True) -> JobSums:
-    """The sums behind all that follows, made once per job; `loop_starts`: with loops' first iterations."""
+    """Return the sums behind all that follows, made once per job.
+
+    Args:
+        job: its number.
+        loop_starts: with loops' first iterations.
+    """
     table = settled_iterations(job)
     workers = job_table().set_index("job")["workers"][job]
     stall = table["long_waits"].to_numpy() > 0
@@ -66,46 +71,47 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
 
 
 def settled_iterations(job: int) -> pd.DataFrame:
-    """The rows of `iteration_table` from the 100th iteration on."""
+    """Return the rows of `iteration_table` from the 100th iteration on."""
     table = iteration_table()
     found: pd.DataFrame = table[(table["job"] == job) & (table["iteration"] >= SETTLED_FROM_ITERATION)]
     return found
 
 
 def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
-    """Mark the first iteration of each of the 141 loops of 48 iterations. What ranks do between loops makes
-    some of them late by more than selection does.
+    """Mark the first iteration of each of the 141 loops of 48 iterations.
+
+    Between loops some ranks are late by more than selection makes them.
     """
     return (table["iteration"] % WINDOW_ITERATIONS == 0).to_numpy()
 
 
 def communication_ms(job: int) -> JackknifeParts:
-    """Mean over ranks, without stalls."""
+    """Return mean milliseconds of communication over ranks, without stalls."""
     return job_sums(job).wait / job_sums(job).ordinary
 
 
 def last_rank_ms(job: int) -> JackknifeParts:
-    """Communication of the rank that comes last and waits for nobody: about what sending takes."""
+    """Return communication of the rank that comes last and waits for nobody: about what sending takes."""
     return job_sums(job).least / job_sums(job).ordinary
 
 
 def mean_waiting_share(job: int) -> JackknifeParts:
-    """The share of communication by which a rank on average exceeds the last one."""
+    """Return the share of communication by which a rank on average exceeds the last one."""
     return 1 - job_sums(job).least / job_sums(job).wait
 
 
 def compression_ms(job: int) -> JackknifeParts:
-    """Milliseconds of compression in an iteration, mean over ranks."""
+    """Return milliseconds of compression in an iteration, mean over ranks."""
     return job_sums(job).select / job_sums(job).ordinary
 
 
 def lateness_ms(job: int) -> JackknifeParts:
-    """Milliseconds by which the last rank selects longer than the mean."""
+    """Return milliseconds by which the last rank selects longer than the mean."""
     return job_sums(job).late / job_sums(job).ordinary
 
 
 class LatenessLine(NamedTuple):
-    """Least squares of communication on lateness in compression, over iterations; ms."""
+    """The least-squares line of communication on lateness in compression, over iterations; ms."""
 
     slope: JackknifeParts
     intercept: JackknifeParts
@@ -113,7 +119,10 @@ class LatenessLine(NamedTuple):
 
 
 def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
-    """Line of waiting over lateness: with late selection alone, of slope 1 from the time of sending."""
+    """Return the line of waiting over lateness.
+
+    If selection alone made ranks late, it would have slope 1 from the time of sending.
+    """
     s = job_sums(job, loop_starts)
     late, wait = s.late / s.ordinary, s.wait / s.ordinary
     covariance = s.late_wait / s.ordinary - late * wait
@@ -123,12 +132,15 @@ def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
 
 
 def stall_ms(job: int) -> JackknifeParts:
-    """Time by which a validation lengthens its iteration: others' wait for rank 0 less an ordinary wait."""
+    """Return the time by which a validation lengthens its iteration.
+
+    The wait of other ranks for rank 0 less an ordinary wait.
+    """
     return job_sums(job).stall_wait / job_sums(job).stalls - communication_ms(job)
 
 
 def published_iteration_ms(job: int) -> float:
-    """Time of an iteration as the authors took it: a batch over the mean of the logged speeds."""
+    """Return the time of an iteration as the authors took it: a batch over the mean of the logged speeds."""
     row = job_table().set_index("job").loc[job]
     return float(1e3 * BATCH_PER_WORKER * row["workers"] / row["samples_per_s"])
 
@@ -142,7 +154,10 @@ class FilteredMeans(NamedTuple):
 
 @functools.cache
 def filtered_communication_ms(job: int) -> FilteredMeans:
-    """All iterations from the first, as the authors counted; both filters leave out what is above 1 s."""
+    """Return means over all iterations from the first, as the authors counted.
+
+    Both filters leave out what is above 1 s.
+    """
     table = iteration_table()
     table = table[table["job"] == job]
     workers = int(job_table().set_index("job")["workers"][job])
@@ -155,8 +170,9 @@ def filtered_communication_ms(job: int) -> FilteredMeans:
 
 
 class LinkChange(NamedTuple):
-    """Milliseconds from the node with NVLink to the one with PCIe, 4 workers; of jobs whose logs have no
-    iterations.
+    """Milliseconds from the node with NVLink to the one with PCIe, 4 workers.
+
+    Of jobs whose logs have no iterations.
     """
 
     iteration: float
@@ -165,7 +181,7 @@ class LinkChange(NamedTuple):
 
 
 def link_change(method: str) -> LinkChange:
-    """Validation is in all of these times."""
+    """Return how times change from NVLink to PCIe; validation is in all of them."""
     nvlink, pcie = (JOB_BY_LINK_AND_METHOD[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
     before, after = published_iteration_ms(nvlink), published_iteration_ms(pcie)
     table = job_table().set_index("job")
@@ -174,5 +190,5 @@ def link_change(method: str) -> LinkChange:
 
 
 def samples_per_s(iteration_ms: float) -> float:
-    """Samples per second of 8 workers."""
+    """Return samples per second of 8 workers."""
     return 1e3 * 8 * BATCH_PER_WORKER / iteration_ms

@@ -39,8 +39,10 @@ class Tables(NamedTuple):
 
 
 def job_table() -> pd.DataFrame:
-    """Per job: gpu, link, workers, method; `samples_per_s` of all workers, the mean of the logged speeds;
-    mean `fp_ms`, `bp_ms` (which compression is part of) and `io_ms` of an iteration.
+    """Return a row per job: gpu, link, workers, method, `samples_per_s`, `fp_ms`, `bp_ms`, `io_ms`.
+
+    Samples per second are of all workers, the mean of the logged speeds. Milliseconds are means over iterations;
+    compression is part of `bp_ms`.
 
     Raises:
         DamagedFileError: a table does not match its digest, as in the other three.
@@ -50,30 +52,36 @@ def job_table() -> pd.DataFrame:
 
 
 def epoch_table() -> pd.DataFrame:
-    """Per job and epoch: gpu, workers, method; rank 0's `val_loss`, `top1` and `top5` (%), and `lr`."""
+    """Return a row per job and epoch: gpu, workers, method, `lr`, and rank 0's validation.
+
+    The columns of the validation are `val_loss`, `top1` and `top5` (%).
+    """
     return _join_job_facts(_shipped_tables().epochs, ["gpu", "workers", "method"])
 
 
 def window_table() -> pd.DataFrame:
-    """Per job and window of 48 iterations, 41 at first: gpu, method; `until` which iteration it lasts, and
-    the mean time of its iterations in `ms`, as the first rank printed it. Of the jobs that `iteration_table` has.
+    """Return a row per job and window of 48 iterations, 41 at first: gpu, method, `until`, `ms`.
+
+    `until` is its last iteration; `ms` is the mean time of its iterations, as the first rank printed it. Of the
+    jobs that `iteration_table` has.
     """
     return _join_job_facts(_shipped_tables().windows, ["gpu", "method"])
 
 
 def iteration_table() -> pd.DataFrame:
-    """Per job and iteration, over the ranks: least, mean and greatest compression and communication in ms
-    (NaN where a job printed none), and how many ranks waited above 500 ms.
+    """Return a row per job and iteration: times over the ranks, and how many waited above 500 ms.
 
-    Columns: job, gpu, method, iteration, comp_min_ms ... comm_max_ms, long_waits.
+    Least, mean and greatest compression and communication in ms, NaN where a job printed none. Columns: job,
+    gpu, method, iteration, comp_min_ms ... comm_max_ms, long_waits.
     """
     table: pd.DataFrame = _iterations_in_ms().copy()
     return table
 
 
 def column_by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
-    """`column` of `epoch_table`, with a row per epoch and a column per machine; empty where the method did not
-    run.
+    """Return `column` of `epoch_table`, with a row per epoch and a column per machine.
+
+    Empty where the method did not run.
     """
     curves = epoch_table().merge(job_table()[["job", "link"]], on="job")
     mine = curves[(curves["method"] == method) & (curves["workers"] == workers)]
@@ -84,7 +92,7 @@ def column_by_machine(method: str, column: str = "top1", workers: int = 8) -> pd
 
 
 def mean_and_range_over_machines(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
-    """Per epoch: mean, and as low and high the range over the machines, NaN where there was one.
+    """Return per epoch the mean, and as low and high the range over the machines, NaN where there was one.
 
     The range of two jobs is no interval of confidence.
     """
@@ -92,21 +100,21 @@ def mean_and_range_over_machines(method: str, column: str = "top1", workers: int
 
 
 def mean_and_range(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `mean_and_range_over_machines` from one column per machine."""
+    """Return the columns of `mean_and_range_over_machines` from one column per machine."""
     low, high = (table.min(axis=1), table.max(axis=1)) if table.shape[1] > 1 else (np.nan, np.nan)
     limits: pd.DataFrame = pd.DataFrame({"mean": table.mean(axis=1), "low": low, "high": high}).reset_index()
     return limits
 
 
 def decay_epochs() -> list[int]:
-    """The epochs that ended with a smaller learning rate than the one before, the same in all jobs."""
+    """Return the epochs that ended with a smaller learning rate than the one before, the same in all jobs."""
     rates = epoch_table().pivot_table(index="epoch", columns="job", values="lr").dropna()
     fell = (rates.diff() < 0).all(axis=1)
     return [int(epoch) for epoch in fell.index[fell]]
 
 
 def read_logs(clone: Path) -> Tables:
-    """The tables from a clone of the authors' repository.
+    """Return the tables from a clone of the authors' repository.
 
     Raises:
         DamagedFileError: a log is missing or not as expected; the message says which line.
@@ -125,7 +133,7 @@ def read_logs(clone: Path) -> Tables:
 
 
 def write_tables(tables: Tables, folder: Path) -> None:
-    """The tables and their digests: what is small as CSV, so that people can read it."""
+    """Write the tables and their digests: small ones as CSV, so that people can read them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables._asdict().items():
         write_atomic(folder / _file_name(name), _encode_table(name, table))
@@ -134,7 +142,7 @@ def write_tables(tables: Tables, folder: Path) -> None:
 
 
 def read_tables(folder: Path) -> Tables:
-    """The tables in `folder`.
+    """Return the tables in `folder`.
 
     Raises:
         DamagedFileError: one is missing, or does not match its digest.
@@ -146,8 +154,9 @@ def read_tables(folder: Path) -> Tables:
 
 
 def find_differences(ours: Tables, theirs: Tables) -> list[str]:
-    """A sentence on each table in which two disagree; rounding by one in the last digit is no
-    disagreement.
+    """Return a sentence on each table in which two disagree.
+
+    Rounding by one in the last digit is no disagreement.
     """
     found = []
     for name, one, other in zip(Tables._fields, ours, theirs, strict=True):
@@ -216,7 +225,7 @@ def _decode_table(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
 
 
 def _count_unequal(one: pd.Series, other: pd.Series) -> int:
-    """Number of rows."""
+    """Return the number of rows in which two columns differ."""
     if not pd.api.types.is_numeric_dtype(one):
         return int((one.to_numpy() != other.to_numpy()).sum())
     here, there = (column.to_numpy(dtype=float, na_value=np.nan) for column in (one, other))

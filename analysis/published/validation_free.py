@@ -24,7 +24,7 @@ MAX_LAG_WINDOWS = 30
 
 
 class StallLine(NamedTuple):
-    """Least squares of the times of a job's windows over their stalls."""
+    """The least-squares line of the times of a job's windows over their stalls."""
 
     without: Estimate  # the intercept: ms of an iteration in which nobody validates
     slope: Estimate
@@ -32,25 +32,25 @@ class StallLine(NamedTuple):
 
 
 def validation_free_step_ms(job: int) -> Estimate:
-    """Milliseconds of an iteration without validation."""
+    """Return milliseconds of an iteration without validation."""
     return stall_line(job).without
 
 
 @functools.cache
 def stall_line(job: int) -> StallLine:
-    """The line of a job's settled windows."""
+    """Return the line of a job's settled windows."""
     return fit_stall_line(*settled_windows(job))
 
 
 def validation_free_windows_ms(job: int) -> np.ndarray:
-    """The times of the windows in which nobody validated."""
+    """Return the times of the windows in which nobody validated."""
     times, stalls = settled_windows(job)
     free: np.ndarray = times[stalls == 0]
     return free
 
 
 def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each window after the warm-up: its mean time of an iteration, and how much of it is a stall; ms.
+    """Return of each window after the warm-up: its mean time of an iteration, and how much is a stall; ms.
 
     A stall is by how much the ranks other than 0 waited longer than in an iteration without validation.
     """
@@ -74,7 +74,7 @@ def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
-    """Least squares with 95 % intervals that allow for autocorrelated residuals and for unlike windows.
+    """Fit least squares with 95 % intervals that allow for autocorrelated residuals and for unlike windows.
 
     Only three windows are without a stall, so that their residuals decide the intercept. Its variance is the
     greater of two. One takes all windows to scatter alike, with the residuals' autocovariance, and adds what

@@ -1,4 +1,4 @@
-"""What a report holds of each figure, as plain data."""
+"""Contents of the report's pages of figures, as plain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ assert set(MARK_BY_WORD) == set(VERDICT_WORDS), "every word has a mark"
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A verdict as it is read."""
+    """A verdict as readers see it."""
 
     id: str  # of the claim
     word: VerdictWord
@@ -35,15 +35,16 @@ class JudgedClaim:
     paper_number: float | None
     ours: str
     number: float | None
-    because: str
+    explanation: str
     scale: str
     note: str  # how the number was read, and when the claim holds
     p_value: float
 
     @classmethod
-    def of(cls, verdict: Verdict) -> JudgedClaim:
-        """What readers see of it."""
-        claim, value = verdict.claim, verdict.ours.value if verdict.ours else float("nan")
+    def from_verdict(cls, verdict: Verdict) -> JudgedClaim:
+        """Return the texts and numbers of a verdict."""
+        claim = verdict.claim
+        value = verdict.ours.value if verdict.ours else float("nan")
         return cls(
             id=claim.id,
             word=verdict.word,
@@ -52,7 +53,7 @@ class JudgedClaim:
             paper_number=float(claim.paper) if isinstance(claim.paper, int | float) else None,
             ours=verdicts.measured_text(verdict),
             number=None if math.isnan(value) else value,
-            because=verdict.explanation,
+            explanation=verdict.explanation,
             scale=verdict.scale,
             note=verdicts.claim_note(claim),
             p_value=verdict.p_value,
@@ -68,8 +69,9 @@ class HtmlTable(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemPage:
-    """A figure or table: what was drawn, from what, and what follows. All of it is plain, so that it can be
-    kept for the next report.
+    """A figure or table: what was drawn, from what, and what follows.
+
+    All of it is plain data, so that it can be kept for the next report.
     """
 
     name: str
@@ -108,13 +110,13 @@ class SupportingClaim(NamedTuple):
 class Finding:
     """A finding: a sentence, its picture's item, and the claims behind it."""
 
-    says: str
+    sentence: str
     item: ItemPage
-    told: tuple[SupportingClaim, ...]
+    claims: tuple[SupportingClaim, ...]
 
 
 def describe_provenance(frames: Frames) -> dict[str, str]:
-    """Machine, data, code and dates of an item's runs, as words by name; {} without runs."""
+    """Return machine, data, code and dates of an item's runs, as words by name; {} without runs."""
     if not len(frames.runs):
         return {}
     started = sorted(str(at) for at in captions.distinct_values(frames, "started"))

@@ -1,4 +1,4 @@
-"""Writes the report: pages from templates, and the assets, pictures and data that they show.
+"""Pages of the report, from templates, and the assets, pictures and data that they show.
 
     index.html             what became of the claims, and every figure
     pages/                 verdicts, a page per item, runs, a run, two runs side by side, methods
@@ -6,8 +6,8 @@
     kept/                  what the next report need not make again
 
 Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
-text in them is escaped, by jinja2 in pages, by `data_script` in data, and the pages' scripts never make markup of
-a text.
+text in them is escaped, by jinja2 in pages, by `data_script` in data, and the pages' scripts never make
+markup of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
@@ -37,7 +36,6 @@ from analysis.records.files import (
     is_plain_folder,
     read_bytes,
     remove_path,
-    write_atomic,
 )
 from analysis.report.content import MARK_BY_WORD, Finding, ItemPage
 from analysis.report.runs import (
@@ -49,8 +47,12 @@ from analysis.report.runs import (
     run_columns,
     run_labels,
 )
+from analysis.site import NavigationLink, Site
 
 SOURCE_FOLDER = Path(__file__).parent
+NAVIGATION = [
+    NavigationLink(name, f"pages/{name}.html", name.capitalize()) for name in ("verdicts", "runs", "methods")
+]
 ORIGIN_TITLES = {THIS_MACHINE: "of this machine", SHIPPED: "shipped with the repository"}
 T = TypeVar("T")
 MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
@@ -65,7 +67,7 @@ FILE_KIND_TITLES = {
 SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-class ReportSite:
+class ReportSite(Site):
     """The report's folder, and how its pages are made."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +77,6 @@ class ReportSite:
             ValueError: it is a link, or has one of PARTS that no report made, and that a report would have to
                 remove.
         """
-        self.folder = folder
         check_not_link(folder)
         for path in (folder / part for part in PARTS):
             if os.path.lexists(path) and not (is_plain_folder(path) and is_plain_file(path / MARKER_FILE)):
@@ -83,77 +84,66 @@ class ReportSite:
                     f"{path} would have to be removed, and no report made it, as far as can be seen (it has "
                     f"no file {MARKER_FILE}): move it, or remove it if it is an older report's"
                 )
-        self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(SOURCE_FOLDER / "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters |= {
-            "emphasised": emphasize_asterisks, "sentence": capitalize_first, "unbroken": keep_unbroken,
+        filters = {
+            "emphasised": emphasize_asterisks,
+            "sentence": capitalize_first,
+            "unbroken": keep_unbroken,
             "name": lambda path: Path(path).name,
-        }  # fmt: skip
-        self.templates.globals |= {
-            "marks": MARK_BY_WORD,
-            "names": FILE_KIND_TITLES,
-            "words": VERDICT_WORDS,
-            "decisive": DECISIVE,
         }
+        super().__init__(
+            folder,
+            SOURCE_FOLDER / "templates",
+            "Report",
+            NAVIGATION,
+            filters,
+            marks=MARK_BY_WORD,
+            names=FILE_KIND_TITLES,
+            words=VERDICT_WORDS,
+            decisive=DECISIVE,
+        )
 
-    def page(self, template: str, name: str = "", **values: Any) -> Path:
-        """Write one page; `name` where its file is not called as its template."""
-        folder, up = ("", "") if template == "index" else (f"{PAGES}/", "../")
-        text = self.templates.get_template(f"{template}.html").render(page=template, up=up, **values)
-        return self.write(f"{folder}{name or template}.html", text)
-
-    def data(self, name: str, content: Any) -> Path:
+    def write_data(self, name: str, content: Any) -> Path:
         """Write one script of data, which hands `content` to the page that loads it."""
-        return self.write(f"{DATA}/{name}.js", data_script(name.rpartition("/")[2], content))
+        return self.write_file(f"{DATA}/{name}.js", data_script(name.rpartition("/")[2], content))
 
-    def begin(self, unchanged: Collection[str] = ()) -> None:
+    def clear(self, unchanged: Collection[str] = ()) -> None:
         """Empty the folder of what an earlier report left, and put the assets there.
 
         Args:
             unchanged: the ids of runs whose pages' data stay.
         """
+        run_data = self.folder / DATA / RUN
         for part in PARTS:
             path = self.folder / part
             path.mkdir(parents=True, exist_ok=True)
-            staying = {path / MARKER_FILE}
-            if part == DATA and is_plain_folder(path / RUN):
-                staying.add(path / RUN)
-            for left in {*path.iterdir()} - staying if part != KEPT else ():
-                remove_path(left)
+            for stale in [*path.iterdir()] if part != KEPT else ():
+                is_run_data = stale == run_data and is_plain_folder(stale)
+                if stale.name != MARKER_FILE and not is_run_data:
+                    remove_path(stale)
             (path / MARKER_FILE).touch()
-        names = {f"{run}.js" for run in unchanged}
-        for left in (self.folder / DATA / RUN).glob("*"):
-            if left.name not in names or not is_plain_file(left):
-                remove_path(left)
+        unchanged_names = {f"{run}.js" for run in unchanged}
+        for path in run_data.glob("*"):
+            if path.name not in unchanged_names or not is_plain_file(path):
+                remove_path(path)
         shutil.copytree(SOURCE_FOLDER / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
-    def kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
-        """What `keep` kept under this name; None where it was made from something else, or is not there."""
+    def load_kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
+        """Return what `store_kept` kept; None where it was made from something else, or is not there."""
         try:
-            found = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MAX_LOG_BYTES))
-            is_same = isinstance(found, dict) and found.get("made_from") == made_from
-            return msgspec.convert(found["content"], kind) if is_same else None
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            RecursionError,
-        ):  # not there, or not whole: it is made again
+            kept = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MAX_LOG_BYTES))
+            is_same = isinstance(kept, dict) and kept.get("made_from") == made_from
+            return msgspec.convert(kept["content"], kind) if is_same else None
+        except (OSError, ValueError, LookupError, RecursionError):  # not there, or not whole: made again
             return None
 
-    def keep(self, name: str, made_from: str, content: Any) -> None:
+    def store_kept(self, name: str, made_from: str, content: Any) -> None:
         """Keep plain data for the next report, also where this one is stopped before it begins to write."""
         (self.folder / KEPT).mkdir(parents=True, exist_ok=True)
         (self.folder / KEPT / MARKER_FILE).touch()
-        self.write(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
+        self.write_file(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
 
-    def has_runs(self, runs: Collection[str]) -> bool:
-        """Tell whether the data of these runs' pages are there."""
+    def has_run_data(self, runs: Collection[str]) -> bool:
+        """Return True where the data of these runs' pages are there."""
         folder = self.folder / DATA / RUN
         if not is_plain_folder(folder):
             return not runs
@@ -162,20 +152,11 @@ class ReportSite:
         }
 
     def digest(self) -> str:
-        """A digest of all pages and data."""
-        found = hashlib.sha256()
+        """Return a digest of all pages and data."""
+        hasher = hashlib.sha256()
         for path in sorted(path for part in (PAGES, DATA) for path in (self.folder / part).rglob("*.*")):
-            found.update(path.name.encode() + path.read_bytes())
-        return found.hexdigest()
-
-    def write(self, name: str, text: str) -> Path:
-        """Write one file of the report."""
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            remove_path(path)  # a report has made all that is in its folders
-        write_atomic(path, text, durable=False)  # it can be made again
-        return path
+            hasher.update(path.name.encode() + path.read_bytes())
+        return hasher.hexdigest()
 
 
 def write_pages(
@@ -184,54 +165,64 @@ def write_pages(
     methods: Sequence[MethodCard],
     notes: Sequence[str],
     runs: Sequence[RunPage],
-    found: Sequence[Finding] = (),
+    findings: Sequence[Finding] = (),
 ) -> Path:
-    """All pages, once `Site.data` has what each run's page shows, as run/ID; returns the first one.
+    """Write all pages, once `ReportSite.write_data` has the data of each run's page; return the first page.
 
     Args:
+        site: where to write; the data of a run's page are run/ID.
         items: in the order in which the first page shows them, those of a paper together.
+        methods: for the page of methods.
         notes: what had to be left out, and why.
-        found: the findings that the first page begins with.
+        runs: for the table of runs.
+        findings: the first page begins with them.
     """
     for item in items:
         for file in item.files.values():
             copy_file(Path(file), site.folder / FILES / Path(file).name)
         if item.bibtex:
-            site.write(f"{FILES}/{item.stem}.bib", item.bibtex)
+            site.write_file(f"{FILES}/{item.stem}.bib", item.bibtex)
         judged = [(row, item.stem, "") for row in item.judged]
-        site.page("item", f"item-{item.stem}", item=item, judged=judged)
+        site.write_page("item", f"item-{item.stem}", PAGES, item=item, judged=judged)
     rows = [(item.stem, row) for item in items for row in item.judged]
-    left = verdicts.holm_adjusted_words(rows)
-    every = [
-        (row, stem, word if word != row.word else "") for (stem, row), word in zip(rows, left, strict=True)
+    adjusted = [
+        (row, stem, word if word != row.word else "")
+        for (stem, row), word in zip(rows, verdicts.holm_adjusted_words(rows), strict=True)
     ]
-    every.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
-    counts = {word: n for word in VERDICT_WORDS if (n := sum(row.word == word for _, row in rows))}
-    site.page("verdicts", counts=counts, judged=every, titles={item.stem: item.title for item in items})
+    adjusted.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
+    count_by_word = Counter(row.word for _, row in rows)
+    counts = {word: count_by_word[word] for word in VERDICT_WORDS if count_by_word[word]}
+    titles = {item.stem: item.title for item in items}
+    site.write_page("verdicts", subfolder=PAGES, counts=counts, judged=adjusted, titles=titles)
     labels = run_labels(runs)
-    site.data("runs", run_columns(runs, labels))
-    site.data("methods", accuracy_by_setting(runs, labels))
-    site.data("looks", phase_styles())
-    site.data("figures", [_search_entry(item) for item in items])
+    site.write_data("runs", run_columns(runs, labels))
+    site.write_data("methods", accuracy_by_setting(runs, labels))
+    site.write_data("looks", phase_styles())
+    site.write_data("figures", [_search_entry(item) for item in items])
     for page in ("runs", "run", "compare"):
-        site.page(page)
-    site.page("methods", methods=methods)
-    origins = Counter(origin for _, origin in {(run.run, ORIGIN_TITLES[run.origin]) for run in runs})
-    groups = [(paper, [*of_paper]) for paper, of_paper in groupby(items, key=lambda item: item.paper)]
-    told: dict[str, Any] = {"counts": counts, "origins": origins, "rows": len(runs), "notes": notes}
-    first = site.page("index", groups=groups, found=found, **told)
-    site.data("written", site.digest())  # last, for pages that are open look at it, to be read again
+        site.write_page(page, subfolder=PAGES)
+    site.write_page("methods", subfolder=PAGES, methods=methods)
+    first = site.write_page(
+        "index",
+        groups=[(paper, [*group]) for paper, group in groupby(items, key=lambda item: item.paper)],
+        findings=findings,
+        counts=counts,
+        origins=Counter(origin for _, origin in {(run.run, ORIGIN_TITLES[run.origin]) for run in runs}),
+        rows=len(runs),
+        notes=notes,
+    )
+    site.write_data("written", site.digest())  # last, for pages that are open look at it, to be read again
     return first
 
 
 def _search_entry(item: ItemPage) -> list[str]:
-    """What a search finds of a figure: the name of its page, its title, and the words on its page."""
+    """Return what a search finds of a figure: the name of its page, its title, and the words on its page."""
     words = [item.caption, item.paper, *(f"{row.text} {row.word}" for row in item.judged)]
     return [item.stem, item.title, " ".join(words)]
 
 
 def data_script(name: str, content: Any) -> str:
-    """A script that calls `report.received(name, content)`; NaN and infinities become null."""
+    """Return a script that calls `report.received(name, content)`; NaN and infinities become null."""
     text = json.dumps(
         [name, _to_json_values(content)], ensure_ascii=False, separators=(",", ":"), allow_nan=False
     )
@@ -241,19 +232,19 @@ def data_script(name: str, content: Any) -> str:
 
 
 def emphasize_asterisks(text: str) -> Markup:
-    """A caption: what stands between asterisks stands out."""
+    """Return a caption in which text between asterisks stands out."""
     return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", str(escape(text))))
 
 
 def keep_unbroken(text: str) -> str:
-    """A number and its unit, an interval, or what stands in brackets is not broken between two lines."""
+    """Return a text in which a number and its unit, an interval, or brackets are not broken between lines."""
     return re.sub(
         r"\([^)]*\)|\[[^]]*\]|^[\d.,]+ \S+$", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text
     )
 
 
 def capitalize_first(text: str) -> str:
-    """The text with a capital first letter."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

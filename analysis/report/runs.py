@@ -1,4 +1,4 @@
-"""What the pages of runs show: a row for each, and of one its curves, phases and timeline."""
+"""Contents of the report's pages of runs: a row for each, and of one its curves, phases and timeline."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RunPage:
         return style.method_style(style.method_id(self.leaves | {"variant": self.variant or None})).label
 
     def details(self) -> dict[str, Any]:
-        """Content of its page."""
+        """Return the content of its page."""
         own = {
             each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("id", "parts")
         }
@@ -99,8 +99,9 @@ class RunPage:
 
 
 def page_id(run: str, key: str) -> str:
-    """The name of a run's data: its key, as in `list`, with its variant where it has one; else a digest, for
-    names may be anything.
+    """Return the name of a run's data: its key, as in `list`, with its variant where it has one.
+
+    Else a digest, for names may be anything.
     """
     digits, _, variant = key.partition("/")
     if re.fullmatch(r"[0-9a-f]{12}", digits) and run.endswith(f"-{digits}"):
@@ -112,7 +113,7 @@ def page_id(run: str, key: str) -> str:
 
 
 def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
-    """The rows of all runs, by column."""
+    """Return the rows of all runs, by column."""
     step_s = [run.outcomes.get("step_s") for run in runs]
     return {
         "label": [*labels],
@@ -125,7 +126,7 @@ def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, lis
 
 
 def run_labels(runs: Sequence[RunPage]) -> list[str]:
-    """Labels that tell each run from the others of its method, task, workers and mode."""
+    """Return labels that tell each run from the others of its method, task, workers and mode."""
     groups = defaultdict[Any, list[int]](list)
     for place, run in enumerate(runs):
         groups[tuple(str(run.leaves.get(name)) for name in GROUP_LEAVES)].append(place)
@@ -140,7 +141,7 @@ def run_labels(runs: Sequence[RunPage]) -> list[str]:
 
 
 def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
-    """The runs of these frames, which are whole."""
+    """Yield the runs of these frames, which are whole."""
     if not len(frames.runs):
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
@@ -164,7 +165,7 @@ def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
 def _run_page(
     frames: Frames, row: Mapping[str, Any], state: str, origin: str, spans: pd.DataFrame
 ) -> RunPage:
-    """A run, of whose epochs and spans these frames are; `spans` are `timeline.align_spans`."""
+    """Return a run, of whose epochs and spans these frames are; `spans` are `timeline.align_spans`."""
     key = str(row["key"])
     own = steps_of_run(frames, key)
     return RunPage(
@@ -189,7 +190,7 @@ def _run_page(
 
 
 def _epoch_curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
-    """Measurements of each epoch."""
+    """Return the measurements of each epoch."""
     order = np.argsort(epochs["epoch"].to_numpy(), kind="stable")
     found = {name: epochs[name].to_numpy()[order] for name in ("epoch", "step", *CURVES) if name in epochs}
     measured = [name for name in CURVES if name in found and not np.isnan(found[name]).all()]
@@ -197,7 +198,7 @@ def _epoch_curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def _step_curves(of_run: pd.DataFrame) -> dict[str, list[Any]]:
-    """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
+    """Return loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
     if not len(of_run):
         return {}
     slowest = steps.slowest_rank_seconds(of_run)
@@ -211,13 +212,16 @@ def _step_curves(of_run: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def _phase_ms(frames: Frames, key: str) -> dict[str, float]:
-    """Mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
+    """Return mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
     means = 1e3 * steps.warm_phase_seconds(frames, key).drop(columns="step").mean()
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 
 def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str, Any]]:
-    """The typical step first, then others evenly; of each its spans: rank, phase, start and length in ms."""
+    """Return the typical step first, then others evenly, each with its spans.
+
+    Of a span: rank, phase, start and length in ms.
+    """
     typical = timeline.find_typical_step(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
     others = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
@@ -229,13 +233,14 @@ def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str
 
 
 def _spread_evenly(n: int, most: int) -> list[int]:
-    """Up to so many of n places, the first and the last among them."""
+    """Return up to so many of n places, the first and the last among them."""
     return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
 
 
 def accuracy_by_setting(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Accuracy against bytes: of each setting its methods, at the learning rate that was best in validation;
-    a setting with more methods first.
+    """Return accuracy and bytes of the methods of each setting, a setting with more methods first.
+
+    A method counts at the learning rate that was best in validation.
     """
     points: dict[str, dict[str, dict[str, list[RunPage]]]] = {}
     for run, label in zip(runs, labels, strict=True):
@@ -251,7 +256,7 @@ def accuracy_by_setting(runs: Sequence[RunPage], labels: Sequence[str]) -> list[
 
 
 def _setting_text(run: RunPage) -> str:
-    """Facts that runs must share for their accuracies to compare."""
+    """Return the facts that runs must share for their accuracies to compare."""
     leaf = run.leaves
     return (
         f"{leaf.get('task.name')}, {leaf.get('workers')} workers x batch {leaf.get('task.batch_size')}, "
@@ -273,7 +278,7 @@ def _accuracy_point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict
 
 
 def phase_styles() -> dict[str, list[str]]:
-    """Name and colour of each phase, and the colour of text on it."""
+    """Return name and colour of each phase, and the colour of text on it."""
     return {
         name: [phase.label, phase.colour, readable_text_colour(phase.colour)]
         for name, phase in phases.PHASE_BY_NAME.items()

@@ -1,4 +1,4 @@
-"""Why ranks wait: by how much the last rank to come was later than the others, in which part of the step.
+"""Causes of waits: by how much the last rank to come was later than the others, in which part of the step.
 
 All ranks begin a serialised step together and wait for the last one before they communicate. So a rank's wait
 is the difference between the last rank's time up to there and its own, and it is the sum of the differences
@@ -26,10 +26,10 @@ COMMUNICATION = ("wait", "transfer")
 
 
 def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
-    """A row per warm step, in seconds: `wait` and `transfer`, means over ranks, and what each of CAUSES and
-    the REST add to the wait. A cause is negative where the last rank was quicker in it than the mean.
+    """Return a row per warm step, in seconds: `wait`, `transfer`, each of PHASES_BY_CAUSE and the REST.
 
-    None where phases were not timed one by one.
+    `wait` and `transfer` are means over ranks; a cause and the REST are what they add to the wait. A cause is
+    negative where the last rank was quicker in it than the mean. None where phases were not timed one by one.
     """
     steps = warm_steps(frames, key).steps.set_index(["step", "rank"]).sort_index()
     parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in PHASES_BY_CAUSE.items()}
@@ -51,7 +51,7 @@ def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
 def explained_percent(
     frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)
 ) -> Estimate | None:
-    """The percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
+    """Return the percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
 
     A ratio of means, whose interval is that of its linearisation over blocks or launches (the delta method).
     """
@@ -67,8 +67,9 @@ def explained_percent(
 
 
 def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
-    """Mean milliseconds of the wait, and of what each cause and the rest add to it; empty where phases were
-    not timed one by one.
+    """Return mean milliseconds of the wait, and of what each cause and the rest add to it.
+
+    Empty where phases were not timed one by one.
     """
     tables = [table for key in keys if (table := lateness_by_cause(frames, key)) is not None]
     if not tables:
@@ -78,7 +79,7 @@ def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
 
 
 def _unit_means(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Means over blocks or launches, a row each."""
+    """Return means over blocks or launches, a row each."""
     by_block, means = are_blocks_units(frames, keys), []
     for key, table in zip(keys, tables, strict=True):
         block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()

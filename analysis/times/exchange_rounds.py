@@ -1,4 +1,4 @@
-"""What a step takes where some exchange and others do not: at every H, from launches at one."""
+"""Seconds of steps where some exchange and others do not: at every H, from launches at one."""
 
 from __future__ import annotations
 
@@ -14,30 +14,37 @@ class StepSeconds(NamedTuple):
 
     local_s: float  # without an exchange; 0 where every step has one
     exchanging_s: float
-    a_round: int = 1  # exchanges of local steps in a round: of fragments in turns one each
+    exchanges_per_round: int = 1  # of local steps: of fragments in turns one each
 
-    def step_s(self, every: int | None) -> float:
-        """The mean step of a training that exchanges every so many steps."""
+    def mean_step_s(self, every: int | None) -> float:
+        """Return the mean step of a training that exchanges every so many steps."""
         if every is None:
             return self.exchanging_s
-        return self.local_s + self.a_round * (self.exchanging_s - self.local_s) / every
+        return self.local_s + self.exchanges_per_round * (self.exchanging_s - self.local_s) / every
 
 
-def step_seconds_by_launch(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, StepSeconds]:
-    """By launch. Workers end an exchange together, so that a mean over ranks is what each of them spends; the
-    median over blocks of their means.
+def step_seconds_by_launch(
+    frames: Frames, keys: Sequence[str], exchanges_per_round: int = 1
+) -> dict[int, StepSeconds]:
+    """Return the seconds of steps by launch: the median over blocks of their means.
+
+    Workers end an exchange together, so that a mean over ranks is what each of them spends.
 
     Args:
+        frames: of these runs.
         keys: of one method's launches.
+        exchanges_per_round: of local steps.
     """
-    found = dict[int, StepSeconds]()
+    by_launch = dict[int, StepSeconds]()
     for key in keys:
         steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
-        local, exchanging = (
-            float(steps[which].groupby("block")["step_s"].mean().median())
-            for which in (~is_exchange, is_exchange)
+        local_s, exchanging_s = (
+            float(steps[chosen].groupby("block")["step_s"].mean().median())
+            for chosen in (~is_exchange, is_exchange)
         )
         seed = int(value_of_run(frames, key, "seed"))
-        found[seed] = StepSeconds(0.0 if is_exchange.all() else local, exchanging, a_round)
-    return found
+        by_launch[seed] = StepSeconds(
+            0.0 if is_exchange.all() else local_s, exchanging_s, exchanges_per_round
+        )
+    return by_launch

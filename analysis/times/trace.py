@@ -26,7 +26,7 @@ TraceEvent = dict[str, Any]
 
 
 def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
-    """The trace of one run: of its key, or of those of the variants that took turns in it.
+    """Return the trace of one run: of its key, or of the keys of variants that took turns in it.
 
     Raises:
         ValueError: no spans were recorded.
@@ -48,7 +48,7 @@ def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
 
 
 def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
-    """Seconds by which the clock of each rank is ahead of the first one's."""
+    """Return seconds by which the clock of each rank is ahead of the first one's."""
     met = meeting_seconds(spans)
     ahead = met - met.groupby(level=["key", "step"]).transform("first")
     found: pd.Series[float] = ahead.groupby(level="rank").median()
@@ -56,7 +56,7 @@ def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
 
 
 def _to_slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.DataFrame:
-    """Steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
+    """Return steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
     start = rows["start_s"] - rows["rank"].map(ahead).fillna(0.0)
     columns = ["key", "rank", "step", "phase", *STEP_FACTS]
     found = rows.reindex(columns=columns).assign(
@@ -67,7 +67,7 @@ def _to_slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.Dat
 
 
 def _split_into_lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
-    """The spans of one rank, each in the first lane in which none is under way; at least one lane."""
+    """Return the spans of one rank, each in the first lane in which none is under way; at least one lane."""
     ends, lanes = [0], list[int]()
     for start, took in zip(spans["start"], spans["took"], strict=True):
         lane = next((lane for lane, end in enumerate(ends) if end <= start + MAX_OVERLAP_NS), len(ends))
@@ -90,8 +90,9 @@ def _metadata_event(what: str, rank: int, lane: int, **args: Any) -> TraceEvent:
 
 
 def _slice_events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
-    """Complete events, in microseconds. Each ends where the next one begins at the latest, for slices of a
-    thread must not overlap.
+    """Yield complete events, in microseconds.
+
+    Each ends where the next one begins at the latest, for slices of a thread must not overlap.
     """
     room = -rows["start"].diff(-1)
     ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))

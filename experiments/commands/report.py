@@ -36,8 +36,9 @@ from experiments.commands._drawing import (
     find_records,
     is_up_to_date,
     picture_sources,
+    render_figure,
 )
-from experiments.commands._findings import findings
+from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
 from experiments.commands._named_runs import find_logs, query_statuses, read_last_lines
 from experiments.config import code_version
@@ -48,108 +49,117 @@ from sparsify.core.spec import BrokenFile
 from sparsify.methods import REGISTRY as METHODS
 
 GROUP = "results"
-KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
-SHIPPED_RUN_ROWS = "runs-shipped"  # names of rows that the report's folder keeps
-OWN_RUN_ROWS = "runs-here"
+FILE_KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure, in the order of their links
+SHIPPED_ROWS = "runs-shipped"  # names of rows that the report's folder keeps
+OWN_ROWS = "runs-here"
 
 
 def report(*, drawn: bool = False, follow: bool = False) -> int:
-    """Pages on every figure, verdict and run, to read in a browser; needs no torch (make report).
+    """Write pages on every figure, verdict and run, to read in a browser: `make report`.
 
-    From stored records, this checkout's first. Pictures of its runs that are not there yet, or are older than
-    their records, are drawn. Others are those that are shipped, unless `figures` has drawn them since.
+    The pages show stored records, this checkout's first. Pictures of its runs are drawn where they are not
+    there yet, or are older than their records. Other pictures are the shipped ones, unless `figures` has
+    drawn them since. Writing the report needs no torch.
 
     Args:
-        drawn: draw none, and show the pictures that are there: in seconds.
-        follow: go on until Ctrl-C, and write it again when a run has begun or ended; open pages show that.
+        drawn: draw no picture, and show those that are there: in seconds.
+        follow: go on until Ctrl-C, and write the report again when a run has begun or ended; open pages show
+            that.
     """
-    # What is read stays, and none of it is in a circle: looking through it again and again takes a sixth.
+    # Objects that are read stay, and none is in a cycle: collecting garbage often takes a sixth of the time.
     gc.set_threshold(100_000, 50, 100)
     folders = ResultFolders()
-    seen = _states(folders) if follow else []
+    shown_state = _stat_results(folders) if follow else []
     print(write_report(folders, draws=not drawn), flush=True)
 
-    def look() -> None:
-        nonlocal seen
-        if (now := _states(folders)) != seen:
-            seen = now
+    def update() -> None:
+        nonlocal shown_state
+        state = _stat_results(folders)
+        if state != shown_state:
+            shown_state = state
             write_report(folders, draws=not drawn)
 
     if follow:
-        repeat_until_interrupted(look)
+        repeat_until_interrupted(update)
     return 0
 
 
-def _states(folders: ResultFolders) -> list[object]:
-    """What changes when a run begins or ends, or a figure is drawn."""
-    return [
-        _stat(path)
-        for place in (folders.store.root.glob("*/*/run.json"), folders.figures.glob("*.png"))
-        for path in sorted(place)
-    ]
+def _stat_results(folders: ResultFolders) -> list[object]:
+    """Return a value that changes when a run begins or ends, or a figure is drawn."""
+    manifests = sorted(folders.store.root.glob("*/*/run.json"))
+    return [_stat(path) for path in (*manifests, *sorted(folders.figures.glob("*.png")))]
 
 
 def write_report(folders: ResultFolders, draws: bool = True) -> Path:
-    """Write all pages; returns the first one. What has not changed since the last report is not made again.
+    """Write all pages and return the first one; pages whose records have not changed are kept.
 
     Args:
-        draws: pictures of this checkout's runs that are not there, or older than their records.
+        draws: draw pictures of this checkout's runs that are not there, or older than their records.
     """
-    site, notes = pages.ReportSite(folders.report), list[str]()
-    shipped = Shipped(folders, notes)
-    items = _items(site, folders, shipped, draws)
-    of_runs = {
-        key: tuple(item.stem for item in items if key in item.runs) for item in items for key in item.runs
+    site = pages.ReportSite(folders.report)
+    notes = list[str]()
+    shipped = ShippedRecords(folders, notes)
+    items = make_item_pages(site, folders, shipped, draws)
+    stems_by_key = defaultdict[str, list[str]](list)
+    for item in items:
+        for key in item.runs:
+            stems_by_key[key].append(item.stem)
+    digest = _digest([shipped.digest, sorted(stems_by_key.items())])
+    own_digests = {
+        name: _digest([_stat(path) for path in _record_files(folders.store.root / name)])
+        for name in folders.store.run_ids()
     }
-    made_from = _digest([shipped.made_from, sorted(of_runs.items())])
-    own = {
-        name: _digest([*map(_stat, _files_of(folders.store.root / name))]) for name in folders.store.run_ids()
-    }
-    # Of what this machine has made, too, the pages are of its own records.
-    known = [(digest, run) for digest, run in _known(site, SHIPPED_RUN_ROWS, made_from) if run.run not in own]
-    whole = [
-        (digest, run) for digest, run in _known(site, OWN_RUN_ROWS, made_from) if own.get(run.run) == digest
-    ]
-    known, whole = (rows if site.has_runs([run.id for _, run in rows]) else [] for rows in (known, whole))
-    site.begin([run.id for _, run in (*known, *whole)])
-    here, seen = [run for _, run in whole], {run.id for _, run in whole}
-    for run in _own(folders, [name for name in own if name not in {run.run for run in here}]):
-        if run.id not in seen:
-            seen.add(run.id)
-            here.append(_written(site, run, of_runs))
+    # Where this machine has made a shipped run, too, its page is of this machine's record.
+    shipped_rows = _load_rows(site, SHIPPED_ROWS, digest)
+    own_rows = _load_rows(site, OWN_ROWS, digest)
+    kept_shipped = _with_data(site, [run for _, run in shipped_rows if run.run not in own_digests])
+    own_runs = _with_data(site, [run for record, run in own_rows if own_digests.get(run.run) == record])
+    site.clear([run.id for run in (*kept_shipped, *own_runs)])
+    own_ids = {run.id for run in own_runs}
+    kept_names = {run.run for run in own_runs}
+    for run in _read_own_runs(folders, [name for name in own_digests if name not in kept_names]):
+        if run.id not in own_ids:
+            own_ids.add(run.id)
+            own_runs.append(_write_run_data(site, run, stems_by_key))
             if run.state == DAMAGED:
                 notes.append(f"{run.run}: {run.why}")
-    theirs = [run for _, run in known] or [
-        _written(site, run, of_runs, seen) for run in run_pages(shipped.frames, SHIPPED)
+    shipped_runs = kept_shipped or [
+        _write_run_data(site, run, stems_by_key, own_ids) for run in run_pages(shipped.frames, SHIPPED)
     ]
-    if shipped.is_whole and not known:
-        _keep(site, SHIPPED_RUN_ROWS, made_from, [("", run) for run in theirs])
-    # Of the others the logs may tell more, which lie elsewhere.
-    _keep(
-        site, OWN_RUN_ROWS, made_from, [(own[run.run], run) for run in here if run.state in (DONE, DIVERGED)]
-    )
-    runs = [*here, *(run for run in theirs if run.id not in seen)]
-    return pages.write_pages(site, items, [*_methods()], notes, runs, [*_found(items)])
+    if shipped.is_whole and not kept_shipped:
+        _store_rows(site, SHIPPED_ROWS, digest, [("", run) for run in shipped_runs])
+    # Of runs in other states the logs, which lie elsewhere, may tell more later.
+    ended_runs = [run for run in own_runs if run.state in (DONE, DIVERGED)]
+    _store_rows(site, OWN_ROWS, digest, [(own_digests[run.run], run) for run in ended_runs])
+    runs = [*own_runs, *(run for run in shipped_runs if run.id not in own_ids)]
+    return pages.write_pages(site, items, [*_method_cards()], notes, runs, [*_findings(items)])
 
 
-def _known(site: pages.ReportSite, name: str, made_from: str) -> list[tuple[str, RunPage]]:
-    """The rows of an earlier report, each with the digest of what it was made from besides."""
-    return site.kept(name, made_from, list[tuple[str, RunPage]]) or []
+def _load_rows(site: pages.ReportSite, name: str, digest: str) -> list[tuple[str, RunPage]]:
+    """Return the rows of an earlier report, each with the digest of its record."""
+    return site.load_kept(name, digest, list[tuple[str, RunPage]]) or []
 
 
-def _keep(site: pages.ReportSite, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
-    site.keep(name, made_from, [(digest, msgspec.to_builtins(run)) for digest, run in rows])
+def _with_data(site: pages.ReportSite, runs: list[RunPage]) -> list[RunPage]:
+    """Return the runs if the data of all their pages are there, else none."""
+    return runs if site.has_run_data([run.id for run in runs]) else []
 
 
-class Shipped:
+def _store_rows(site: pages.ReportSite, name: str, digest: str, rows: Sequence[tuple[str, RunPage]]) -> None:
+    site.store_kept(name, digest, msgspec.to_builtins(rows))
+
+
+class ShippedRecords:
     """The records that the repository carries, read when they are first asked for."""
 
     def __init__(self, folders: ResultFolders, notes: list[str]) -> None:
-        self.folders, self.notes, self.is_whole = folders, notes, True
+        self.folders = folders
+        self.notes = notes
+        self.is_whole = True
 
     @cached_property
     def frames(self) -> Frames:
-        """No runs where they are damaged, which is noted."""
+        """The shipped runs; none where a file is damaged, which is noted."""
         try:
             return parquet.read_parquet(self.folders.shipped)
         except DamagedFileError as damage:
@@ -158,226 +168,226 @@ class Shipped:
             return empty_frames()
 
     @cached_property
-    def made_from(self) -> str:
-        """A digest that changes where they do, or the code."""
-        return _digest(
-            [code_version.code_digest(), *map(_stat, sorted(self.folders.shipped.glob("*.parquet")))]
-        )
+    def digest(self) -> str:
+        """A digest that changes with the files of these records, or with the code."""
+        files = sorted(self.folders.shipped.glob("*.parquet"))
+        return _digest([code_version.code_digest(), *map(_stat, files)])
 
 
-def _written(
-    site: pages.ReportSite, run: RunPage, items: Mapping[str, tuple[str, ...]], seen: Collection[str] = ()
+def _write_run_data(
+    site: pages.ReportSite,
+    run: RunPage,
+    stems_by_key: Mapping[str, Sequence[str]],
+    skipped_ids: Collection[str] = (),
 ) -> RunPage:
-    """The row of a run whose page's data are written, unless this machine's record of it has one."""
-    run = replace(run, items=items.get(run.key, ()), commands=_commands(run))
-    if run.id not in seen:
-        site.data(f"{pages.RUN}/{run.id}", run.details())
-    return replace(run, parts={}, provenance={}, logs=())  # ten thousand are no burden
+    """Write the data of a run's page, unless it is to be skipped, and return the run's row."""
+    commands = ["why"] if run.origin == THIS_MACHINE else []
+    commands += ["trace"] if run.parts.get("timeline") else []
+    calls = [f"{command} {shlex.quote(run.run)}" for command in commands]
+    calls.append(f"run again={shlex.quote(run.run)}")
+    run = replace(
+        run,
+        items=tuple(stems_by_key.get(run.key, ())),
+        commands=tuple(f"python -m experiments {call}" for call in calls),
+    )
+    if run.id not in skipped_ids:
+        site.write_data(f"{pages.RUN}/{run.id}", run.details())
+    return replace(run, parts={}, provenance={}, logs=())  # ten thousand fit into memory
 
 
-def _found(items: Sequence[ItemPage]) -> Iterator[Finding]:
-    """The findings whose pictures are there, each with those of its claims that are judged here."""
-    by_stem = {item.stem: item for item in items if item.files}
-    for finding in findings():
-        if finding.picture not in by_stem:
+def _findings(items: Sequence[ItemPage]) -> Iterator[Finding]:
+    """Yield the findings whose pictures are there, each with those of its claims that are judged."""
+    item_by_stem = {item.stem: item for item in items if item.files}
+    for finding in load_findings():
+        if finding.picture not in item_by_stem:
             continue
-        told = [
-            SupportingClaim(claim.short, judged, by_stem[claim.page])
+        supporting = [
+            SupportingClaim(claim.short, judged, item_by_stem[claim.page])
             for claim in finding.claims
-            if claim.page in by_stem
-            for judged in by_stem[claim.page].judged
+            if claim.page in item_by_stem
+            for judged in item_by_stem[claim.page].judged
             if judged.id == claim.claim
         ]
-        yield Finding(finding.says, by_stem[finding.picture], tuple(told))
+        yield Finding(finding.says, item_by_stem[finding.picture], tuple(supporting))
 
 
-def _methods() -> Iterator[pages.MethodCard]:
+def _method_cards() -> Iterator[pages.MethodCard]:
     for name in METHODS.names():
         why = METHODS.reason_unreadable(name)
         summary = "" if why else METHODS.docstring(name).partition("\n\n")[0]
         yield name, " ".join(summary.split()), why
 
 
-def _items(site: pages.ReportSite, folders: ResultFolders, shipped: Shipped, draws: bool) -> list[ItemPage]:
-    """Every figure that can be drawn; of one that fails, why."""
-    found = dict[tuple[str, str], list[ItemPage] | None]()  # None: to be made
-    loaded = dict[str, Figure]()
+def make_item_pages(
+    site: pages.ReportSite, folders: ResultFolders, shipped: ShippedRecords, draws: bool
+) -> list[ItemPage]:
+    """Return the page of every figure that has records; of a figure that fails, the reason."""
+    pages_by_picture = dict[tuple[str, str], list[ItemPage]]()
+    todo = list[tuple[Figure, str]]()
     for item in figures.items_in_reading_order():
         try:
-            figure = loaded[item] = figures.load(item)
+            figure = figures.load(item)
         except BrokenFile as broken:
-            found[item, ""] = [
-                ItemPage(
-                    item,
-                    file_prefix(item),
-                    "Its file is broken",
-                    damage=str(broken),
-                    paper=figures.paper_label(item),
-                )
-            ]
+            page = _failed_page(item, file_prefix(item), "Its file is broken", str(broken))
+            pages_by_picture[item, ""] = [page]
             continue
         for profile in figure.profiles:
-            _tell_links(figure.stem(profile), folders)
-            made_from = _made_from(figure, profile, folders, shipped)
-            rows = site.kept(figure.stem(profile), made_from, list[ItemPage])
-            is_known = rows is not None and all(_is_page_of(row, figure, profile, folders) for row in rows)
-            found[item, profile] = rows if is_known else None
-    todo = [(loaded[item], profile) for (item, profile), known in found.items() if known is None]
+            for kind in FILE_KINDS:
+                path = folders.figures / f"{figure.stem(profile)}.{kind}"
+                if path.is_symlink():
+                    say(f"{path} is left out: it {NO_LINK}")
+            digest = digest_item(figure, profile, folders, shipped)
+            kept = site.load_kept(figure.stem(profile), digest, list[ItemPage])
+            is_usable = kept is not None and all(_is_page_of(page, figure, profile, folders) for page in kept)
+            pages_by_picture[item, profile] = kept if is_usable and kept else []
+            if not is_usable:
+                todo.append((figure, profile))
     calls = (
-        partial(_item_or_why, *picture, find_records(*picture, folders, shipped.frames), folders, draws)
+        partial(_try_make_page, *picture, find_records(*picture, folders, shipped.frames), folders, draws)
         for picture in todo
     )
-    pictures = iterate_with_progress(todo, "figures")
-    for (figure, profile), made in zip(pictures, call_in_parallel(calls, len(todo)), strict=True):
-        found[figure.name, profile] = own = [made] if made else []
+    made_pages = call_in_parallel(calls, len(todo))
+    for (figure, profile), made in zip(iterate_with_progress(todo, "figures"), made_pages, strict=True):
+        made_list = [made] if made else []
+        pages_by_picture[figure.name, profile] = made_list
         if made and made.damage:
             say(f"{figure.name} ({profile}) is left out: {made.damage}")
         elif made or shipped.is_whole:
-            made_from = _made_from(figure, profile, folders, shipped)  # a picture may have been drawn
-            site.keep(figure.stem(profile), made_from, [*map(msgspec.to_builtins, own)])
+            digest = digest_item(figure, profile, folders, shipped)  # a picture may have been drawn
+            site.store_kept(figure.stem(profile), digest, msgspec.to_builtins(made_list))
         parquet.release_arrow_memory()
-    return [item for known in found.values() for item in known or ()]
+    return [page for item_pages in pages_by_picture.values() for page in item_pages]
 
 
-def _tell_links(stem: str, folders: ResultFolders) -> None:
-    """Say which files of a figure are links, and so are left out."""
-    for kind in KINDS:
-        path = folders.figures / f"{stem}.{kind}"
-        if path.is_symlink():
-            say(f"{path} is left out: it {NO_LINK}")
+def _failed_page(item: str, stem: str, title: str, why: str, source: str = "") -> ItemPage:
+    return ItemPage(item, stem, title, source=source, damage=why, paper=figures.paper_label(item))
 
 
-def _is_page_of(row: ItemPage, figure: Figure, profile: str, folders: ResultFolders) -> bool:
-    """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
-    stem = figure.stem(profile)
+def _is_page_of(page: ItemPage, figure: Figure, profile: str, folders: ResultFolders) -> bool:
+    """Tell whether a kept page is of this figure and names only its files: others are never copied."""
+    paths = [Path(path) for path in page.files.values()]
+    return (
+        (page.name, page.stem) == (figure.name, figure.stem(profile))
+        and {*_picture_files(figure, profile, folders)}.issuperset(paths)
+        and all(map(is_plain_file, paths))
+    )
+
+
+def _picture_files(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
+    """Return the paths of a figure's files, drawn here or shipped, whether they exist or not."""
     places = (folders.figures, folders.shipped / "figures")
-    own = {str(folder / f"{stem}.{kind}") for folder in places for kind in KINDS}
-    are_plain = all(is_plain_file(Path(path)) for path in row.files.values())
-    return (row.name, row.stem) == (figure.name, stem) and own >= {*row.files.values()} and are_plain
+    return [folder / f"{figure.stem(profile)}.{kind}" for folder in places for kind in FILE_KINDS]
 
 
-def _item_or_why(
-    figure: Figure, profile: str, found: FigureRecords | None, folders: ResultFolders, draws: bool
+def _try_make_page(
+    figure: Figure, profile: str, records: FigureRecords | None, folders: ResultFolders, draws: bool
 ) -> ItemPage | None:
-    """A figure, or why it fails; None of one without records."""
-    if found is None:
+    """Return the page of a figure, or one that says why it fails; None of a figure without records."""
+    if records is None:
         return None
     try:
-        return _item(figure, profile, found, folders, draws)
-    except Exception as error:  # what a figure's file does may raise anything, and stops no other
+        return _make_page(figure, profile, records, folders, draws)
+    except Exception as error:  # a figure's file may raise anything, and stops no other
         why = f"{type(error).__name__}: {error}"
-        stem, paper = figure.stem(profile), figures.paper_label(figure.name)
-        return ItemPage(figure.name, stem, figure.title, source=found.source, damage=why, paper=paper)
+        return _failed_page(figure.name, figure.stem(profile), figure.title, why, records.source)
 
 
-def _item(
-    figure: Figure, profile: str, found: FigureRecords, folders: ResultFolders, draws: bool
+def _make_page(
+    figure: Figure, profile: str, records: FigureRecords, folders: ResultFolders, draws: bool
 ) -> ItemPage:
-    frames, stem = found.frames, figure.stem(profile)
-    is_drawn, theirs = is_up_to_date(figure, profile, folders), folders.shipped / "figures"
-    is_shipped = found.source != OWN_RUNS and (theirs / f"{stem}.png").is_file()
+    frames = records.frames
+    stem = figure.stem(profile)
+    shipped_folder = folders.shipped / "figures"
+    is_drawn = is_up_to_date(figure, profile, folders)
+    is_shipped = records.source != OWN_RUNS and (shipped_folder / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
-        render_figure(figure, profile, found, folders.figures)
-    folder = theirs if is_shipped and not is_drawn else folders.figures
+        render_figure(figure, profile, records, folders.figures)
+    folder = shipped_folder if is_shipped and not is_drawn else folders.figures
+    paths = {kind: folder / f"{stem}.{kind}" for kind in FILE_KINDS}
+    commands = [f"figures {figure.name}"]
+    if profile != figures.PUBLISHED:
+        commands.append(f"reproduce {figure.name} profile={profile}")
     return ItemPage(
         name=figure.name,
         stem=stem,
         title=figure.title,
         caption=figure.caption(frames, profile),
-        source=found.source,
-        remarks=found.notes,
-        commands=_making(figure.name, profile),
+        source=records.source,
+        remarks=records.notes,
+        commands=tuple(f"python -m experiments {command}" for command in commands),
         facts=describe_provenance(frames),
-        judged=tuple(map(JudgedClaim.of, figure.judge(frames))),
+        judged=tuple(map(JudgedClaim.from_verdict, figure.judge(frames))),
         tables=tuple(HtmlTable(table.title, table.to_html()) for table in figure.tables(frames)),
-        files={kind: str(path) for kind in KINDS if is_plain_file(path := folder / f"{stem}.{kind}")},
+        files={kind: str(path) for kind, path in paths.items() if is_plain_file(path)},
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
         paper=figures.paper_label(figure.name),
     )
 
 
-def _made_from(figure: Figure, profile: str, folders: ResultFolders, shipped: Shipped) -> str:
-    """A digest that changes where an item's page does: its records, its files, the code."""
-    stem = figure.stem(profile)
-    folders_of_files = (folders.figures, folders.shipped / "figures")
-    drawn = [
-        path
-        for folder in folders_of_files
-        for kind in KINDS
-        if is_plain_file(path := folder / f"{stem}.{kind}")
-    ]
-    index = folders.shipped / "figures" / f"{stem}.json"
-    return _digest(
-        [shipped.made_from, *map(_stat, [*picture_sources(figure, profile, folders), *drawn, index])]
-    )
+def digest_item(figure: Figure, profile: str, folders: ResultFolders, shipped: ShippedRecords) -> str:
+    """Return a digest that changes with an item's page: with its records, its files and the code."""
+    drawn = filter(is_plain_file, _picture_files(figure, profile, folders))
+    index = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
+    paths = [*picture_sources(figure, profile, folders), *drawn, index]
+    return _digest([shipped.digest, *map(_stat, paths)])
 
 
-def _files_of(run: Path) -> list[Path]:
-    """The attempts of a run and what is in their folders; what lies deeper is no part of a record."""
+def _record_files(run: Path) -> list[Path]:
+    """Return a run's attempts and the files in their folders; files below those are no part of a record."""
     return sorted([*run.glob("*"), *run.glob("*/*")])
 
 
 def _stat(path: Path) -> tuple[str, int, int]:
-    """What changes with a file, as make sees it."""
+    """Return a value that changes with a file, as make sees it."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:  # it is not there, or a link that leads nowhere
         return str(path), 0, 0
-    return str(path), found.st_mtime_ns, found.st_size
+    return str(path), stat.st_mtime_ns, stat.st_size
 
 
 def _digest(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _making(item: str, profile: str) -> tuple[str, ...]:
-    """Commands that make a figure again: from stored records, and from the first step on."""
-    drawn = f"python -m experiments figures {item}"
-    if profile == figures.PUBLISHED:
-        return (drawn,)
-    return drawn, f"python -m experiments reproduce {item} profile={profile}"
-
-
-def _own(folders: ResultFolders, every: Sequence[str]) -> Iterator[RunPage]:
-    """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
-    for names in iterate_with_progress([*split_into_batches(folders.store, every)], "batches of runs"):
-        valid = {name: attempt for name in names if (attempt := folders.store.find_newest_valid(name))}
+def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[RunPage]:
+    """Yield these runs of this machine; reading many at a time takes a fifth of the time."""
+    for batch in iterate_with_progress([*split_into_batches(folders.store, names)], "batches of runs"):
+        valid = {name: attempt for name in batch if (attempt := folders.store.find_newest_valid(name))}
         frames, notes = load_attempts(valid.values())
-        found = defaultdict[str, list[RunPage]](list)
+        pages_by_name = defaultdict[str, list[RunPage]](list)
         for run in run_pages(frames, THIS_MACHINE):
-            found[run.run].append(run)
-        all_of = {name: attempts for name in names if (attempts := folders.store.attempts(name))}
-        newest = query_statuses(
-            [attempts[-1] for name, attempts in all_of.items() if attempts[-1] != valid.get(name)], folders
-        )
-        for name, attempts in all_of.items():
-            if name in found:
-                told = [note for note in notes if valid[name].name in note]
-                newer = newest.get(attempts[-1])
-                told += [
-                    *folders.store.describe_damaged(name),
-                    *(["an older attempt is done, whose numbers these are"] if newer else []),
-                ]
-                why = "; ".join(told)
-                for run in found[name]:  # as `list` and `status` have it, it is what its newest attempt is
-                    yield replace(run, why=why, state=newer.display_state if newer else run.state)
+            pages_by_name[run.run].append(run)
+        newest = {name: attempts[-1] for name in batch if (attempts := folders.store.attempts(name))}
+        not_valid = [attempt for name, attempt in newest.items() if attempt != valid.get(name)]
+        status_by_attempt = query_statuses(not_valid, folders)
+        for name, newest_attempt in newest.items():
+            attempt = valid.get(name, newest_attempt)
+            own_notes = [note for note in notes if attempt.name in note]
+            newer = status_by_attempt.get(newest_attempt)
+            if name in pages_by_name:
+                own_notes += folders.store.describe_damaged(name)
+                own_notes += ["an older attempt is done, whose numbers these are"] if newer else []
+                for run in pages_by_name[name]:  # its state is that of its newest attempt, as in `list`
+                    state = newer.display_state if newer else run.state
+                    yield replace(run, why="; ".join(own_notes), state=state)
             else:
-                attempt = valid.get(name, attempts[-1])
-                fault = attempt.find_fault(verify=True) or next(
-                    (note for note in notes if attempt.name in note), ""
-                )
-                status = RunStatus("failed", fault, DAMAGED) if fault else newest[attempt]
-                yield _unfinished(attempt, folders, status)
+                fault = attempt.find_fault(verify=True) or next(iter(own_notes), "")
+                status = RunStatus("failed", fault, DAMAGED) if fault else status_by_attempt[attempt]
+                yield _unfinished_run_page(attempt, folders, status)
 
 
-def _unfinished(attempt: Attempt, folders: ResultFolders, status: RunStatus) -> RunPage:
-    """One that does not count, or not yet: why, and the end of its logs."""
+def _unfinished_run_page(attempt: Attempt, folders: ResultFolders, status: RunStatus) -> RunPage:
+    """Return the page of a run without a valid record: the reason, and the end of its logs."""
     manifest = {} if attempt.state == DAMAGED else attempt.manifest
     try:
-        config, key = attempt.config, attempt.key
+        config = attempt.config
+        key = attempt.key
     except DamagedFileError as damage:
-        status, config, key = RunStatus("failed", status.why or damage.brief, DAMAGED), {}, ""
+        status = RunStatus("failed", status.why or damage.brief, DAMAGED)
+        config = {}
+        key = ""
         say(f"{attempt.name} is shown as damaged: {damage.brief}")
     logs = tuple({"name": log.name, "lines": read_last_lines(log)} for log in find_logs(attempt, folders))
     return RunPage(
@@ -392,12 +402,3 @@ def _unfinished(attempt: Attempt, folders: ResultFolders, status: RunStatus) -> 
         simulated=bool(manifest.get("simulated")),
         logs=logs,
     )
-
-
-def _commands(run: RunPage) -> tuple[str, ...]:
-    words = (
-        ["why "] * (run.origin == THIS_MACHINE)
-        + ["trace "] * bool(run.parts.get("timeline"))
-        + ["run again="]
-    )
-    return tuple(f"python -m experiments {word}{shlex.quote(run.run)}" for word in words)

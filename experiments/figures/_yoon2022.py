@@ -179,6 +179,12 @@ def extra_phase_ms(
     return difference and difference.scale_by(1e3)
 
 
+def subtract(estimate: Estimate, amount: float) -> Estimate:
+    """Return an estimate less an exact number."""
+    low, high = (None if edge is None else edge - amount for edge in (estimate.low, estimate.high))
+    return estimate._replace(value=estimate.value - amount, low=low, high=high)
+
+
 # --- when a claim holds
 
 

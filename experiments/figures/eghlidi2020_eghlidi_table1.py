@@ -7,22 +7,23 @@ one learning rate, at which all of them train; theirs grows with the number of w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
+import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, find_keys
+from analysis.records.frames import Frames, find_keys, value_of_run
 from analysis.stats import Estimate, estimate_mean, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import eghlidi2020_eghlidi_table1_published as published
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS
+from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings
 from experiments.figures.eghlidi2020_eghlidi_table1_published import LOOKS, SCOPES, SPARSE, TABLE, WORKERS
 from experiments.figures.papers import claim
 from experiments.tasks import chance
@@ -43,33 +44,27 @@ ROWS = [(DENSE, SCOPES[0]), *product(SPARSE, SCOPES)]  # standard SGD has no sco
 FEWEST, MOST = WORKERS[0], WORKERS[-1]
 ASIDE = 1.035  # factor between the places of two schemes, so that their intervals do not cover each other
 CHANCE = style.MethodStyle("chance", "#777777", "", "")
-BySeed = Mapping[int, float]  # a number of each seed's trainings
 
 
-def runs(profile: str) -> list[Run]:
-    return _trainings(profile, SEEDS[profile])
-
-
-def more_runs(profile: str) -> list[Run]:
-    return _trainings(profile, MORE_SEEDS[profile])
-
-
-def _trainings(profile: str, seeds: list[int]) -> list[Run]:
+def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     shared = {
         "recipe": "eghlidi2020", "profile": profile, "cluster": "virtual", "timing.mode": "production",
         **TRAININGS[profile],
     }  # fmt: skip
     workers = (1, 2) if profile == "smoke" else WORKERS
     return [
-        Run({**shared, **_cell(scheme, scope, size, profile), "workers": size, "seed": seed})
-        for seed in seeds
+        Run({**shared, **_cell_settings(scheme, scope, size, profile), "workers": size, "seed": seed})
+        for seed in seeds[profile]
         for size in workers
         for scheme, scope in ROWS
     ]
 
 
-def _cell(scheme: str, scope: str, size: int, profile: str) -> RunSettings:
-    """Settings of one cell of the table; at the paper's scale with the paper's rate and its momentum."""
+more_runs = partial(runs, seeds=MORE_SEEDS)
+
+
+def _cell_settings(scheme: str, scope: str, size: int, profile: str) -> RunSettings:
+    """Return the settings of a cell of the table; at the paper's scale with its rate and its momentum."""
     scoped = {} if scheme == DENSE else {"method.scope": SCOPE_NAMES[scope]}
     if profile != "paper":
         return {**SCHEMES[scheme], **NO_MOMENTUM, **scoped}
@@ -77,89 +72,95 @@ def _cell(scheme: str, scope: str, size: int, profile: str) -> RunSettings:
     return {**SCHEMES[scheme], **momentum, **scoped, "task.lr": round(THEIR_RATES[scope] * size, 2)}
 
 
-def keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
-    """The runs of one cell; standard SGD has no scope."""
-    own = SCHEMES[scheme]
-    chosen: dict[str, Any] = {"method.name": own["method"], "workers": size}
+def cell_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
+    """Return the runs of one cell; standard SGD has no scope."""
+    settings = SCHEMES[scheme]
+    columns: dict[str, Any] = {"method.name": settings["method"], "workers": size}
     if scheme != DENSE:
-        chosen["method.scope"] = SCOPE_NAMES[scope]
-    if "random" in own["method"]:
-        chosen["method.exchange"] = own.get("method.exchange", "allgather")
-    return find_keys(frames, chosen)
+        columns["method.scope"] = SCOPE_NAMES[scope]
+    if "random" in settings["method"]:
+        columns["method.exchange"] = settings.get("method.exchange", "allgather")
+    return find_keys(frames, columns)
 
 
-def cell(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
-    return final_value(frames, keys(frames, scheme, scope, size), COLUMN)
+def cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
+    """Return the accuracy at the end of one cell, over seeds."""
+    return final_value(frames, cell_keys(frames, scheme, scope, size), COLUMN)
 
 
-# --- over the table: a number of each seed's trainings, so that the interval is over seeds
+# --- over the table: differences of each seed's trainings, so that the interval is over seeds
 
 
-def block_loses(frames: Frames, scope: str) -> Estimate | None:
-    """Block-random-k with allReduce: points lost from one worker to eight."""
-    return _over_seeds([_lost(frames, "Block-random-k (allReduce)", scope)])
+def block_loss(frames: Frames, scope: str) -> Estimate | None:
+    """Return the points that Block-random-k with allReduce loses from one worker to eight."""
+    return _mean_over_seeds([_loss(frames, "Block-random-k (allReduce)", scope)])
 
 
-def allreduce_loses_more(frames: Frames, scope: str) -> Estimate | None:
-    """The same less what it loses with allGather, whose trainings have the same rate and as many steps."""
+def extra_allreduce_loss(frames: Frames, scope: str) -> Estimate | None:
+    """Return by how many points more Block-random-k loses with allReduce than with allGather.
+
+    The trainings of both have the same rate and as many steps.
+    """
     reduced, gathered = (
-        _lost(frames, f"Block-random-k ({exchange})", scope) for exchange in ("allReduce", "allGather")
+        _loss(frames, f"Block-random-k ({exchange})", scope) for exchange in ("allReduce", "allGather")
     )
-    return _over_seeds([_less(reduced, gathered)])
+    return _mean_over_seeds([reduced - gathered])
 
 
-def allreduce_below(frames: Frames, scheme: str) -> Estimate | None:
-    """AllGather less allReduce with several workers, both scopes: the mean of six pairs."""
-    both = [f"{scheme} ({exchange})" for exchange in ("allGather", "allReduce")]
-    pairs = [
-        _less(*(_ends(frames, each, scope, size) for each in both))
-        for scope, size in product(SCOPES, WORKERS[1:])
-    ]
-    return _over_seeds(pairs, np.mean)
+def gather_above_reduce(frames: Frames, scheme: str) -> Estimate | None:
+    """Return allGather less allReduce with several workers, both scopes: the mean of six pairs."""
+    return _mean_over_seeds(
+        [
+            _ends(frames, f"{scheme} (allGather)", scope, size)
+            - _ends(frames, f"{scheme} (allReduce)", scope, size)
+            for scope, size in product(SCOPES, WORKERS[1:])
+        ],
+        "mean",
+    )
 
 
-def layerwise_above(frames: Frames, *schemes: str) -> Estimate | None:
-    """The least margin of layer-wise selection over global, of these schemes and all numbers of workers."""
-    pairs = [
-        _less(*(_ends(frames, scheme, scope, size) for scope in SCOPES))
+def layerwise_above_global(frames: Frames, *schemes: str) -> Estimate | None:
+    """Return the least margin of layer-wise selection over global, of these schemes and any workers."""
+    return _mean_over_seeds([
+        _ends(frames, scheme, SCOPES[0], size) - _ends(frames, scheme, SCOPES[1], size)
         for scheme, size in product(schemes, WORKERS)
-    ]
-    return _over_seeds(pairs)
+    ])  # fmt: skip
 
 
-def topk_above(frames: Frames, scope: str) -> Estimate | None:
-    """The least margin of Top-k over each other sparse scheme, with any number of workers."""
-    pairs = [
-        _less(_ends(frames, "Top-k", scope, size), _ends(frames, other, scope, size))
+def topk_above_others(frames: Frames, scope: str) -> Estimate | None:
+    """Return the least margin of Top-k over each other sparse scheme, with any number of workers."""
+    return _mean_over_seeds([
+        _ends(frames, "Top-k", scope, size) - _ends(frames, other, scope, size)
         for other, size in product(SPARSE[1:], WORKERS)
-    ]
-    return _over_seeds(pairs)
+    ])  # fmt: skip
 
 
-def every_row_loses(frames: Frames) -> Estimate | None:
-    """The least that a row loses from one worker to eight."""
-    return _over_seeds([_lost(frames, scheme, scope) for scheme, scope in ROWS])
+def least_row_loss(frames: Frames) -> Estimate | None:
+    """Return the least that a row loses from one worker to eight."""
+    return _mean_over_seeds([_loss(frames, scheme, scope) for scheme, scope in ROWS])
 
 
-def _over_seeds(found: Sequence[BySeed], of: Any = np.min) -> Estimate | None:
-    """The least of several numbers of each seed, or what `of` makes of them; None where one is not there."""
-    seeds = [seed for seed in found[0] if all(seed in each for each in found)]
-    return estimate_mean([float(of([each[seed] for each in found])) for seed in seeds]) if seeds else None
+def _mean_over_seeds(
+    differences: Sequence[pd.Series[float]], statistic: Literal["min", "mean"] = "min"
+) -> Estimate | None:
+    """Return the mean of the least difference of each seed; None where no seed has all differences."""
+    complete = pd.concat(differences, axis="columns").dropna()
+    samples = complete.agg(statistic, axis="columns").to_numpy()
+    return estimate_mean(samples) if len(complete) else None
 
 
-def _lost(frames: Frames, scheme: str, scope: str) -> BySeed:
-    return _less(*(_ends(frames, scheme, scope, size) for size in (FEWEST, MOST)))
+def _loss(frames: Frames, scheme: str, scope: str) -> pd.Series[float]:
+    return _ends(frames, scheme, scope, FEWEST) - _ends(frames, scheme, scope, MOST)
 
 
-def _less(here: BySeed, there: BySeed) -> BySeed:
-    return {seed: here[seed] - there[seed] for seed in here if seed in there}
-
-
-def _ends(frames: Frames, scheme: str, scope: str, size: int) -> BySeed:
-    """Where each seed's training ends."""
-    seeds = frames.runs.set_index("key").reindex(columns=["seed"])["seed"]
-    found = {key: final_value(frames, [key], COLUMN) for key in keys(frames, scheme, scope, size)}
-    return {int(seeds[key]): value.value for key, value in found.items() if value}
+def _ends(frames: Frames, scheme: str, scope: str, size: int) -> pd.Series[float]:
+    """Return the accuracy at the end of each training of a cell, by seed."""
+    ends = {}
+    for key in cell_keys(frames, scheme, scope, size):
+        if end := final_value(frames, [key], COLUMN):
+            ends[value_of_run(frames, key, "seed")] = end.value
+    by_seed: pd.Series[float] = pd.Series(ends, dtype=float)
+    return by_seed
 
 
 # --- shown
@@ -168,26 +169,24 @@ def _ends(frames: Frames, scheme: str, scope: str, size: int) -> BySeed:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not len(frames.runs):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    ours = [
-        plots.curves_panel(
-            [*(_line(frames, scheme, scope) for scheme in LOOKS), *_chance(frames)],
-            sizes=WORKERS, title=f"{scope} selection", ylim=(0, None),
-        )
-        for scope in SCOPES
-    ]  # fmt: skip
-    theirs = [
-        plots.curves_panel(
-            [_placed(scheme, WORKERS, list(published.accuracy(scheme)[at])) for scheme in LOOKS],
-            sizes=WORKERS, xlabel="Workers", title=f"Table 1 as printed: {scope}",
-        )
-        for at, scope in enumerate(SCOPES)
-    ]  # fmt: skip
+    ours, theirs = [], []
+    for row, scope in enumerate(SCOPES):
+        lines, printed = list[plots.Curve](), list[plots.Curve]()
+        for scheme in LOOKS:
+            cells = {size: cell_accuracy(frames, scheme, scope, size) for size in WORKERS}
+            known = {size: end for size, end in cells.items() if end is not None}
+            lines.append(_scheme_line(scheme, list(known), list(known.values())))
+            printed.append(_scheme_line(scheme, WORKERS, list(published.accuracy(scheme)[row])))
+        lines += _chance_lines(frames)
+        ours.append(plots.curves_panel(lines, sizes=WORKERS, title=f"{scope} selection", ylim=(0, None)))
+        title = f"Table 1 as printed: {scope}"
+        theirs.append(plots.curves_panel(printed, sizes=WORKERS, xlabel="Workers", title=title))
     how: dict[str, Any] = {"ncols": 4, "sharey": "row", "height_ratios": (1.5, 1)}
     return plots.compose_figure([*ours, *theirs], 5.4, rows=2, ylabel="Test accuracy (%)", **how)
 
 
-def _chance(frames: Frames) -> list[plots.Curve]:
-    """What guessing gets, across."""
+def _chance_lines(frames: Frames) -> list[plots.Curve]:
+    """Return what guessing gets, across."""
     levels = filter(None, map(chance, captions.distinct_values(frames, "task.name")))
     return [
         plots.Curve(CHANCE._replace(label=f"chance: {format_number(level)} %"), None, Estimate(level))
@@ -195,14 +194,8 @@ def _chance(frames: Frames) -> list[plots.Curve]:
     ]
 
 
-def _line(frames: Frames, scheme: str, scope: str) -> plots.Curve:
-    values = {size: cell(frames, scheme, scope, size) for size in WORKERS}
-    known = {size: value for size, value in values.items() if value is not None}
-    return _placed(scheme, list(known), list(known.values()))
-
-
-def _placed(scheme: str, sizes: Sequence[int], values: list[Any]) -> plots.Curve:
-    """A scheme's line, a little aside of the other schemes'; dashed where all workers send the same."""
+def _scheme_line(scheme: str, sizes: Sequence[int], values: list[Any]) -> plots.Curve:
+    """Return a scheme's line, a little aside of the others'; dashed where all workers send the same."""
     aside = ASIDE ** (list(LOOKS).index(scheme) - (len(LOOKS) - 1) / 2)
     how = {"linestyle": "--" if "allReduce" in scheme else "-"}
     return plots.Curve(LOOKS[scheme], [size * aside for size in sizes], values, how)
@@ -211,24 +204,19 @@ def _placed(scheme: str, sizes: Sequence[int], values: list[Any]) -> plots.Curve
 def table(frames: Frames) -> Table:
     rows = [
         {
-            "scheme": scheme, "scope": scope, "workers": size, "accuracy": cell(frames, scheme, scope, size),
-            "paper": TABLE[scheme][scope][size],
+            "scheme": scheme, "scope": scope, "workers": size,
+            "accuracy": cell_accuracy(frames, scheme, scope, size), "paper": TABLE[scheme][scope][size],
         }
         for scheme, scope, size in CELLS
-        if keys(frames, scheme, scope, size)
+        if cell_keys(frames, scheme, scope, size)
     ]  # fmt: skip
     return Table.from_rows("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
 
 
 def caption(frames: Frames, profile: str) -> str:
     how = papers.words(f"eghlidi2020.eghlidi-table1.{profile}")
-    passes, rates = (captions.distinct_values(frames, name) for name in ("train.epochs", "task.lr"))
-    facts = {
-        "how": how.format(
-            passes=captions.join_words(passes), rates=captions.join_words(map(format_number, rates))
-        ),
-        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
-    }  # fmt: skip
+    passes, rates = (list_settings(frames, name) for name in ("train.epochs", "task.lr"))
+    facts = {"how": how.format(passes=passes, rates=rates), "seeds": list_settings(frames, "seed")}
     return captions.fill_caption(papers.words("eghlidi2020.eghlidi-table1"), frames, facts)
 
 
@@ -238,39 +226,39 @@ def claims() -> list[Claim]:
     return [
         *(
             claim(
-                "eghlidi2020.accuracy", cell, scheme, scope, size, case=f"{scheme}.{scope}.{size}",
+                "eghlidi2020.accuracy", cell_accuracy, scheme, scope, size, case=f"{scheme}.{scope}.{size}",
                 scheme=scheme, scope=scope, size=size, paper=TABLE[scheme][scope][size],
             )
             for scheme, scope, size in CELLS
         ),
         *(
             claim(
-                "eghlidi2020.block-loses-with-workers", block_loses, scope, case=scope, scope=scope,
+                "eghlidi2020.block-loses-with-workers", block_loss, scope, case=scope, scope=scope,
                 paper=lost[scope], answers=["eghlidi2020.44", *["eghlidi2020.45"] * (scope == "global")],
             )
             for scope in SCOPES
         ),
         *(
             claim(
-                "eghlidi2020.block-loses-more-with-allreduce", allreduce_loses_more, scope, case=scope,
+                "eghlidi2020.block-loses-more-with-allreduce", extra_allreduce_loss, scope, case=scope,
                 scope=scope, paper=round(lost[scope] - _printed_loss("Block-random-k (allGather)", scope), 2),
             )
             for scope in SCOPES
         ),
         claim(
-            "eghlidi2020.topk-layerwise-above", layerwise_above, "Top-k",
+            "eghlidi2020.topk-layerwise-above", layerwise_above_global, "Top-k",
             paper=float(margins[SPARSE.index("Top-k")].min().round(2)),
         ),
         claim(
-            "eghlidi2020.layerwise-above-in-every-pair", layerwise_above, *SPARSE,
+            "eghlidi2020.layerwise-above-in-every-pair", layerwise_above_global, *SPARSE,
             paper=float(margins.min().round(2)),
         ),
         *(
-            claim("eghlidi2020.topk-above-others", topk_above, scope, case=scope, scope=scope)
+            claim("eghlidi2020.topk-above-others", topk_above_others, scope, case=scope, scope=scope)
             for scope in SCOPES
         ),
-        claim("eghlidi2020.randomk-exchanges-alike", allreduce_below, "Random-k"),
-        claim("eghlidi2020.every-row-loses", every_row_loses),
+        claim("eghlidi2020.randomk-exchanges-alike", gather_above_reduce, "Random-k"),
+        claim("eghlidi2020.every-row-loses", least_row_loss),
     ]  # fmt: skip
 
 

@@ -40,15 +40,15 @@ def runs(profile: str) -> list[Run]:
     return yoon2022.timing_runs(profile, MODE, VARIANTS, item="eghlidi-table2")
 
 
-def _measured(frames: Frames) -> list[str]:
-    """The methods that have runs."""
+def _measured_variants(frames: Frames) -> list[str]:
+    """Return the methods that have runs."""
     return [method for method in VARIANTS if method in yoon2022.measured_methods(frames, MODE)]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     bars = [
-        plots.StackedBar(LABELS[method], _parts_ms(frames, method), _told(frames, method))
-        for method in _measured(frames)
+        plots.StackedBar(LABELS[method], _parts_ms(frames, method), _bar_text(frames, method))
+        for method in _measured_variants(frames)
     ]
     keys = marks.phase_legend_handles(PARTS, {part: label for part, (_, label) in PARTS.items()})
     panel = plots.horizontal_stacks_panel(
@@ -57,25 +57,23 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.compose_figure([panel], 2.4, keys=keys, ncols=5)
 
 
-def _told(frames: Frames, method: str) -> str:
-    """The whole step, and its ratio to dense."""
-    text, against = (
-        f"{format_number(round(sum(_parts_ms(frames, method).values())))} ms",
-        _ratio(frames, method),
-    )
-    return f"{text} ({format_brief(against.value)}x)" if against is not None and method != "dense" else text
+def _bar_text(frames: Frames, method: str) -> str:
+    """Return the whole step, and its ratio to dense."""
+    text = f"{format_number(round(sum(_parts_ms(frames, method).values())))} ms"
+    ratio = None if method == "dense" else _step_ratio(frames, method)
+    return f"{text} ({format_brief(ratio.value)}x)" if ratio else text
 
 
 def table(frames: Frames) -> Table:
-    """Milliseconds of each part, and the ratio to standard SGD."""
+    """Return the milliseconds of each part, and the ratio to standard SGD."""
     rows = [
         {
             "method": LABELS[method],
             **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
             "step": phase_time(frames, _keys(frames, method), "slowest", unit=1e3),
-            "step / standard SGD": _ratio(frames, method),
+            "step / standard SGD": _step_ratio(frames, method),
         }
-        for method in _measured(frames)
+        for method in _measured_variants(frames)
     ]
     units = dict.fromkeys(
         ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated_suffix(frames)}"
@@ -89,11 +87,11 @@ def claims() -> list[Claim]:
     sparse = {name: label for name, label in LABELS.items() if name != "dense"}
     slower = {name: label for name, label in sparse.items() if name not in quicker}
     return [
-        *claim_each("eghlidi2020.dense-longer", _inverse, quicker),
-        *claim_each("eghlidi2020.longer", _ratio, slower),
-        *claim_each("eghlidi2020.passes", _passes, sparse),
+        *claim_each("eghlidi2020.dense-longer", _dense_ratio, quicker),
+        *claim_each("eghlidi2020.longer", _step_ratio, slower),
+        *claim_each("eghlidi2020.passes", _extra_passes_percent, sparse),
         claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
-        claim("eghlidi2020.topk-mostly-codes", _coding),
+        claim("eghlidi2020.topk-mostly-codes", _coding_above_half),
     ]
 
 
@@ -101,36 +99,33 @@ def _keys(frames: Frames, method: str) -> list[str]:
     return yoon2022.method_keys(frames, method, MODE)
 
 
-def _ratio(frames: Frames, method: str) -> Estimate | None:
-    """Time of a step over that of standard SGD."""
+def _step_ratio(frames: Frames, method: str) -> Estimate | None:
+    """Return the time of a step over that of standard SGD."""
     return yoon2022.step_ratio(frames, method, mode=MODE)
 
 
-def _inverse(frames: Frames, method: str) -> Estimate | None:
+def _dense_ratio(frames: Frames, method: str) -> Estimate | None:
     return yoon2022.step_ratio(frames, "dense", method, MODE)
 
 
-def _passes(frames: Frames, method: str) -> Estimate | None:
-    """Time of FP and BP beyond dense's, in percent of these."""
+def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
+    """Return the time of FP and BP beyond dense's, in percent of these."""
     passes, dense = ("forward", "backward"), _keys(frames, "dense")
     more = phase_seconds_difference(frames, _keys(frames, method), dense, passes)
     return more and more.scale_by(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 
 
-def _coding(frames: Frames) -> Estimate | None:
-    """Points by which the share of coding in a step of Top-k exceeds a half."""
+def _coding_above_half(frames: Frames) -> Estimate | None:
+    """Return the points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
     share = yoon2022.method_phases(
         frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, PERCENT, MODE
     )
-    if share is None:
-        return None
-    low, high = (None if edge is None else edge - 50 for edge in (share.low, share.high))
-    return share._replace(value=share.value - 50, low=low, high=high)
+    return share and yoon2022.subtract(share, 50)
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
-    """Mean milliseconds of their parts; what two clocks share by microseconds is no negative bar."""
+    """Return mean milliseconds of their parts; what two clocks share by microseconds is no negative bar."""
     seconds = mean_phase_seconds(frames, _keys(frames, method))
     return {
         part: max(0.0, 1e3 * sum(float(seconds.get(phase, 0.0)) for phase in phases))

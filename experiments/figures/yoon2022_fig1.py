@@ -26,40 +26,43 @@ runs = fig4.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    drawn = _iterations(frames)
-    ranks = max(spans["rank"].nunique() for spans in drawn.values())
-    end = max((spans["start_ms"] + spans["took_ms"]).max() for spans in drawn.values())
-
-    def lanes(method: str, spans: pd.DataFrame) -> plots.Panel:
-        def panel(axes: plots.Axes) -> None:
-            for rank in range(ranks):
-                marks.draw_lane(axes, rank, spans[spans["rank"] == rank], end)
-            plots.set_row_labels(axes, [f"rank {rank}" for rank in range(ranks)])
-            axes.set_title(style.method_style(method).label, loc="left")
-            is_last = method == list(drawn)[-1]
-            xlabel = f"Time since the step began (ms{captions.simulated_suffix(frames)})" if is_last else ""
-            plots.finish_axes(axes, xlim=(0, end * 1.01), xlabel=xlabel, grid="x")
-
-        return panel
-
-    seen = {phase for spans in drawn.values() for phase in spans["phase"]}
+    spans_by_method = _typical_iterations(frames)
+    spans = pd.concat(spans_by_method)
+    ranks = range(spans["rank"].nunique())
+    end_ms = float((spans["start_ms"] + spans["took_ms"]).max())
+    xlabel = f"Time since the step began (ms{captions.simulated_suffix(frames)})"
+    labels = dict.fromkeys(spans_by_method, "") | {[*spans_by_method][-1]: xlabel}
+    seen = set(spans["phase"])
     return plots.compose_figure(
-        [lanes(*each) for each in drawn.items()],
-        1.1 + len(drawn) * (0.45 + LANE_IN * ranks),
-        rows=len(drawn),
+        [_lanes_panel(method, of_method, ranks, end_ms, labels[method])
+         for method, of_method in spans_by_method.items()],
+        1.1 + len(labels) * (0.45 + LANE_IN * len(ranks)),
+        rows=len(labels),
         keys=marks.phase_legend_handles([phase for phase in phases.NAMES if phase in seen]),
         ncols=5,
         sharex=True,
-    )
+    )  # fmt: skip
+
+
+@plots.panel_maker
+def _lanes_panel(
+    axes: plots.Axes, /, method: str, spans: pd.DataFrame, ranks: range, end_ms: float, xlabel: str
+) -> None:
+    """Draw a lane of phases for each rank."""
+    for rank in ranks:
+        marks.draw_lane(axes, rank, spans[spans["rank"] == rank], end_ms)
+    plots.set_row_labels(axes, [f"rank {rank}" for rank in ranks])
+    axes.set_title(style.method_style(method).label, loc="left")
+    plots.finish_axes(axes, xlim=(0, end_ms * 1.01), xlabel=xlabel, grid="x")
 
 
 def table(frames: Frames) -> Table:
-    """Time that each rank was in each phase."""
-    found = []
-    for method, spans in _iterations(frames).items():
+    """Return the time that each rank was in each phase."""
+    tables = []
+    for method, spans in _typical_iterations(frames).items():
         took = spans.pivot_table(index="rank", columns="phase", values="took_ms", aggfunc="sum")
-        found.append(took.assign(method=style.method_style(method).label, rank=took.index.astype(str)))
-    frame = pd.concat(found).reindex(columns=["method", "rank", *phases.NAMES])
+        tables.append(took.assign(method=style.method_style(method).label, rank=took.index.astype(str)))
+    frame = pd.concat(tables).reindex(columns=["method", "rank", *phases.NAMES])
     frame = frame.dropna(axis="columns", how="all").rename(columns=lambda name: phases.find_phase(name).label)
     return Table(
         f"Time in each phase{captions.simulated_suffix(frames)}",
@@ -68,23 +71,23 @@ def table(frames: Frames) -> Table:
     )
 
 
-def iteration(frames: Frames, key: str) -> pd.DataFrame:
-    """A typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
+def typical_iteration(frames: Frames, key: str) -> pd.DataFrame:
+    """Return a typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
     spans = timeline.spans_of_run(frames, key)
     return timeline.align_spans(spans[spans["step"] == timeline.find_typical_step(frames, key)])
 
 
 def facts(frames: Frames) -> dict[str, str]:
-    """Of the methods that are drawn."""
+    """Return how the methods that are drawn were measured."""
     shown = select_runs(
         frames, [key for method in _methods(frames) for key in yoon2022.method_keys(frames, method)]
     )
     return {"setting": captions.describe_setting(shown), "timing": captions.describe_timing(shown)}
 
 
-def _iterations(frames: Frames) -> dict[str, pd.DataFrame]:
+def _typical_iterations(frames: Frames) -> dict[str, pd.DataFrame]:
     return {
-        method: iteration(frames, yoon2022.method_keys(frames, method, MODE)[0])
+        method: typical_iteration(frames, yoon2022.method_keys(frames, method, MODE)[0])
         for method in _methods(frames)
     }
 

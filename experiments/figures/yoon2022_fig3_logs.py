@@ -14,20 +14,17 @@ from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.stats import Estimate, estimate_mean
 from analysis.tables import Table
-from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._published import no_runs
 from experiments.figures.papers import claim, of_methods
 
 TITLE = "Validation accuracy of every epoch, from the authors' logs"
 SCALE = yoon2022.TRAINING_SCALE
 METHODS = ("dense", "topk", "randomk")
 GAP_TICKS = (0.5, 1, 2, 5, 10, 20, 40)
-LAST = 10  # epochs behind each mean in the table
-FELL: dict[str, Any] = {"color": "#999999", "linestyle": (0, (2, 2))}
-
-
-def runs(profile: str) -> list[Run]:
-    return []
+LAST_EPOCHS = 10  # epochs behind each mean in the table
+FALL_LINE: dict[str, Any] = {"color": "#999999", "linestyle": (0, (2, 2))}
+runs = no_runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -36,7 +33,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         4: style.MethodStyle("4 workers", "#009E73", "", ""),
     }
     curves = [
-        _over_epochs(
+        _epochs_panel(
             {
                 style.method_style(method): published.mean_and_range_over_machines(method, workers=workers)
                 for method in METHODS
@@ -45,8 +42,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         )
         for workers in looks
     ]  # fmt: skip
-    gaps = _over_epochs(
-        {look: gap(workers) for workers, look in looks.items()},
+    gaps = _epochs_panel(
+        {look: gap_over_epochs(workers) for workers, look in looks.items()},
         title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
     )  # fmt: skip
     key = plots.legend_panel(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
@@ -54,75 +51,75 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.compose_figure(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
 
 
-def _over_epochs(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -> plots.Panel:
-    """Curves, and where the learning rate fell."""
-    found = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
-    curves = plots.curves_panel(found, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
+def _epochs_panel(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -> plots.Panel:
+    """Return curves, and where the learning rate fell."""
+    measured = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
+    curves = plots.curves_panel(measured, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
     return plots.overlay_panels(
-        curves, *(plots.vertical_line_panel(epoch, **FELL) for epoch in published.decay_epochs())
+        curves, *(plots.vertical_line_panel(epoch, **FALL_LINE) for epoch in published.decay_epochs())
     )
 
 
-def gap(workers: int) -> pd.DataFrame:
-    """Per epoch, by how many points dense was ahead of Top-k on the same machine: mean, low and high.
+def gap_over_epochs(workers: int) -> pd.DataFrame:
+    """Return by how many points dense was ahead of Top-k on the same machine: mean, low and high by epoch.
 
     A logarithmic axis has no place for what is not above 0: it becomes NaN, and the curve is interrupted.
     """
-    table = published.mean_and_range(_gaps(workers))
+    table = published.mean_and_range(_gaps_by_machine(workers))
     above: pd.DataFrame = table.where(table > 0)
     return above
 
 
-def _gaps(workers: int) -> pd.DataFrame:
-    """Dense less Top-k, a row per epoch and a column per machine."""
+def _gaps_by_machine(workers: int) -> pd.DataFrame:
+    """Return dense less Top-k, a row per epoch and a column per machine."""
     dense, topk = (published.column_by_machine(method, workers=workers) for method in ("dense", "topk"))
-    ahead: pd.DataFrame = dense - topk
-    return ahead
+    gaps: pd.DataFrame = dense - topk
+    return gaps
 
 
 def table(frames: Frames) -> Table:
-    """End points and means of the last epochs, per job."""
-    every, rows = published.epoch_table(), []
-    for job, facts in published.job_table().set_index("job").iterrows():
-        curve = every[every["job"] == job]
+    """Return end points and means of the last epochs, per job."""
+    epochs, rows = published.epoch_table(), []
+    for job, about in published.job_table().set_index("job").iterrows():
+        curve = epochs[epochs["job"] == job]
         end = curve.iloc[-1]
         rows.append({
             "job": str(job),
-            "method": style.method_style(facts["method"]).label,
-            "workers": f"{facts['workers']} x {facts['gpu']}, {facts['link']}",
+            "method": style.method_style(about["method"]).label,
+            "workers": f"{about['workers']} x {about['gpu']}, {about['link']}",
             "epochs": int(end["epoch"]),
             "final top-1": float(end["top1"]),
-            f"mean of the last {LAST}": float(curve["top1"].tail(LAST).mean()),
+            f"mean of the last {LAST_EPOCHS}": float(curve["top1"].tail(LAST_EPOCHS).mean()),
             "final loss": float(end["val_loss"]),
         })  # fmt: skip
-    units = {"final top-1": "%", f"mean of the last {LAST}": "%"}
+    units = {"final top-1": "%", f"mean of the last {LAST_EPOCHS}": "%"}
     return Table.from_rows("Where the authors' jobs ended", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, int]:
-    """The epochs before which the learning rate falls."""
+    """Return the epochs before which the learning rate falls."""
     return dict(zip(("first", "second"), published.decay_epochs(), strict=True))
 
 
 def claims() -> list[Claim]:
     return [
-        *of_methods("yoon2022.fig3-logs.end", _end, METHODS),
-        claim("yoon2022.fig3-logs.dense-ends-above", _every_gap),
-        claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_by_workers),
+        *of_methods("yoon2022.fig3-logs.end", _method_end, METHODS),
+        claim("yoon2022.fig3-logs.dense-ends-above", _mean_gap),
+        claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_of_more_workers),
     ]
 
 
-def _end(_: Frames, method: str) -> Estimate | None:
+def _method_end(_: Frames, method: str) -> Estimate | None:
     return estimate_mean(published.column_by_machine(method).iloc[-1].to_numpy())
 
 
-def _every_gap(_: Frames) -> Estimate | None:
+def _mean_gap(_: Frames) -> Estimate | None:
     return estimate_mean(np.concatenate([_final_gaps(8), _final_gaps(4)]))
 
 
-def _gap_by_workers(_: Frames) -> Estimate | None:
+def _gap_of_more_workers(_: Frames) -> Estimate | None:
     return estimate_mean(_final_gaps(8) - _final_gaps(4))
 
 
 def _final_gaps(workers: int) -> np.ndarray:
-    return _gaps(workers).iloc[-1].to_numpy()
+    return _gaps_by_machine(workers).iloc[-1].to_numpy()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, value_of_run
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
@@ -27,60 +30,62 @@ LOOKS = {
 facts = convergence.facts
 
 
-def runs(profile: str) -> list[Run]:
-    return planned("fig3-slim", profile, SEEDS[profile])
+def item_runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = "fig3-slim") -> list[Run]:
+    """Return the trainings of an item, all methods of a seed before the next seed.
 
-
-def more_runs(profile: str) -> list[Run]:
-    return planned("fig3-slim", profile, MORE_SEEDS[profile])
-
-
-def draw(frames: Frames, profile: str) -> plots.Figure:
-    columns = {COLUMN: "Validation top-1 (%)", "val_loss": "Validation loss"}
-    return convergence.draw_curves(frames, lines(frames), columns)
-
-
-def lines(frames: Frames) -> dict[str, convergence.Seeds]:
-    """One per method and density."""
-    found = {
-        name: convergence.Seeds(
-            LOOKS.get(name, style.method_style(name)), own, "" if name == "topk-denser" else name
-        )
-        for name in METHODS
-        if (own := keys(frames, name))
-    }
-    if not found:
-        raise ValueError("nothing to draw: there is no run")
-    return found
-
-
-def table(frames: Frames) -> Table:
-    return convergence.table_of_ends(frames, lines(frames), {COLUMN: "%", "val_loss": ""})
-
-
-def claims() -> list[Claim]:
-    nearer = claim(
-        "yoon2022.fig3-slim.denser-is-nearer", convergence.final_gap, "topk-denser", "topk", COLUMN, keys
-    )
-    return [*convergence.order_claims(keys, " at density 0.001"), nearer]
-
-
-def planned(item: str, profile: str, seeds: list[int]) -> list[Run]:
-    """The trainings of an item, which is scaled by its name: all methods of a seed before the next seed."""
+    Args:
+        item: whose entry in scales.yaml says how profiles scale it.
+    """
     shared = yoon2022.recipe_run(profile, scale(item, profile))
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}
-        for seed in seeds
+        for seed in seeds[profile]
         for name, settings in METHODS.items()
     ]
 
 
-def keys(frames: Frames, name: str) -> list[str]:
-    """The trainings of a method, of Top-k with one of its densities."""
+runs = item_runs
+more_runs = partial(runs, seeds=MORE_SEEDS)
+
+
+def draw(frames: Frames, profile: str) -> plots.Figure:
+    columns = {COLUMN: "Validation top-1 (%)", "val_loss": "Validation loss"}
+    return convergence.draw_curves(frames, seeds_by_training(frames), columns)
+
+
+def seeds_by_training(frames: Frames) -> dict[str, convergence.Seeds]:
+    """Return the runs of each method and density."""
+    lines = {}
+    for name in METHODS:
+        if keys := training_keys(frames, name):
+            look = LOOKS.get(name, style.method_style(name))
+            lines[name] = convergence.Seeds(look, keys, "" if name == "topk-denser" else name)
+    if not lines:
+        raise ValueError(plots.NOTHING_TO_DRAW)
+    return lines
+
+
+def table(frames: Frames) -> Table:
+    return convergence.table_of_ends(frames, seeds_by_training(frames), {COLUMN: "%", "val_loss": ""})
+
+
+def claims() -> list[Claim]:
+    nearer = claim(
+        "yoon2022.fig3-slim.denser-is-nearer", convergence.final_gap, "topk-denser", "topk", COLUMN,
+        training_keys,
+    )  # fmt: skip
+    return [*convergence.order_claims(training_keys, " at density 0.001"), nearer]
+
+
+def training_keys(frames: Frames, name: str) -> list[str]:
+    """Return the trainings of a method, of Top-k with one of its densities."""
     method = name.partition("-")[0]
-    found = yoon2022.method_keys(frames, method)
-    if method != "topk" or not found:
-        return found
-    densities = frames.runs.set_index("key")["method.density"]
-    return [key for key in found if (densities[key] == DENSER) == (name == "topk-denser")]
+    keys = yoon2022.method_keys(frames, method)
+    if method != "topk":
+        return keys
+    return [
+        key
+        for key in keys
+        if (value_of_run(frames, key, "method.density") == DENSER) == (name == "topk-denser")
+    ]

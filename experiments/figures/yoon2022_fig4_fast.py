@@ -21,24 +21,25 @@ def runs(profile: str) -> list[Run]:
     return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"), item="timing-fast")
 
 
-draw, table = fig4.draw, fig4.table
+draw = fig4.draw
+table = fig4.table
 
 
 def claims() -> list[Claim]:
     return [
-        claim("yoon2022.fig4-fast.torch-longer-than-fused", _gain, "topk", "topk-fused"),
+        claim("yoon2022.fig4-fast.torch-longer-than-fused", selection_ratio, "topk", "topk-fused"),
         claim("yoon2022.fig4-fast.compression-dominates", fig4.dominance, "topk-fused"),
-        claim("yoon2022.fig4-fast.fused-is-little", _share, "topk-fused"),
+        claim("yoon2022.fig4-fast.fused-is-little", selection_percent, "topk-fused"),
     ]
 
 
-def _gain(frames: Frames, slow: str, fast: str) -> Estimate | None:
-    """Time of one's selection over the other's."""
-    here, there = (yoon2022.method_keys(frames, method, MODE) for method in (slow, fast))
-    return phase_time_ratio(frames, here, there, "select")
+def selection_ratio(frames: Frames, slow: str, fast: str) -> Estimate | None:
+    """Return the time of the slow method's selection over the fast one's."""
+    slow_keys, fast_keys = (yoon2022.method_keys(frames, method, MODE) for method in (slow, fast))
+    return phase_time_ratio(frames, slow_keys, fast_keys, "select")
 
 
-def _share(frames: Frames, method: str) -> Estimate | None:
-    """Selection in % of FP and BP."""
+def selection_percent(frames: Frames, method: str) -> Estimate | None:
+    """Return selection in percent of FP and BP."""
     parts = ("select", "forward", "backward")
     return yoon2022.method_phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))

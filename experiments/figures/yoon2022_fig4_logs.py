@@ -185,7 +185,8 @@ def _scatter_panel(gpu: str, method: str) -> plots.Panel:
     return plots.curves_panel(
         lines, grid=None, title=yoon2022.job_label(gpu, method, ", "),
         xlabel="Lateness of the last rank (ms)",
-        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {format_number(with_starts)}",
+        xlim=(0, right), ylim=(0, 1.8 * top),
+        note=f"{text}\nwith the crosses r = {format_number(with_starts)}",
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
-"""What the measuring protocol of Yoon and Oh 2022 does to numbers: each artefact by itself, measured here and
-re-derived from the authors' logs. Nothing is claimed: the paper says nothing of its protocol.
+"""What the measuring protocol of Yoon and Oh 2022 does to numbers, each artefact by itself.
+
+Measured here and re-derived from the authors' logs. Nothing is claimed: the paper says nothing of its
+protocol.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
 # Their filters of the communication, in seconds: above and below.
 DENSE_FILTER, SPARSE_FILTER = (1e-4, 1.0), (0.0, 1.01)
-A100 = {method: JOB_BY_GPU_AND_METHOD["A100", method] for method in yoon2022.METHODS}
+JOBS = {method: JOB_BY_GPU_AND_METHOD["A100", method] for method in yoon2022.METHODS}
 OURS, THEIRS = "measured here", "from the authors' logs, 8 A100"
 MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
 
 def runs(profile: str) -> list[Run]:
-    found = yoon2022.small_model_variants("speed-protocol", profile)
-    return yoon2022.timing_runs(profile, "production", found, item="speed-protocol")
+    variants = yoon2022.small_model_variants("speed-protocol", profile)
+    return yoon2022.timing_runs(profile, "production", variants, item="speed-protocol")
 
 
 class Artefact(NamedTuple):
-    """The factor by which an artefact changes a number."""
+    """A number and the factor by which an artefact of the protocol changes it."""
 
     name: str
     number: str
@@ -47,13 +49,13 @@ class Artefact(NamedTuple):
 
 
 def artefacts() -> list[Artefact]:
-    """All of them, those of one name below each other."""
+    """Return all artefacts, those of one name below each other."""
     validation, unsynced = "validation inside the timed loop", "no synchronisation between phases"
-    whole = {method: rederived.published_iteration_ms(job) for method, job in A100.items()}
-    steps = {method: validation_free_step_ms(job) for method, job in A100.items()}
+    whole = {method: rederived.published_iteration_ms(job) for method, job in JOBS.items()}
+    steps = {method: validation_free_step_ms(job) for method, job in JOBS.items()}
     dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
-    logged, waits = published.iteration_table(), rederived.filtered_communication_ms(A100["dense"])
-    unfiltered = logged.loc[logged["job"] == A100["dense"], "comm_mean_ms"].mean()
+    logged, waits = published.iteration_table(), rederived.filtered_communication_ms(JOBS["dense"])
+    unfiltered = logged.loc[logged["job"] == JOBS["dense"], "comm_mean_ms"].mean()
     # What is left of BP beside dense's, whose end waits for the GPU.
     backward = topk["backward"] / dense["backward"]
     # Compression as timed over what remains without the part of BP that ran in it.
@@ -61,45 +63,47 @@ def artefacts() -> list[Artefact]:
     # The time to launch torch.randperm over that plus what BP, which waits for it, took beyond dense's.
     launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
-        Artefact(validation, "time per iteration, dense", _over("dense-published", "dense-unvalidated"),
+        Artefact(validation, "time per iteration, dense",
+                 _phase_factor("dense-published", "dense-unvalidated"),
                  combine_estimates(lambda step: whole["dense"] / step, steps["dense"])),
-        Artefact(validation, "time per iteration, Top-k", _over("topk-published", "topk-unvalidated"),
+        Artefact(validation, "time per iteration, Top-k", _phase_factor("topk-published", "topk-unvalidated"),
                  combine_estimates(lambda step: whole["topk"] / step, steps["topk"])),
-        Artefact(validation, "Top-k / dense", _validated_ratio,
+        Artefact(validation, "Top-k / dense", _validation_in_ratio,
                  combine_estimates(lambda short, long: whole["topk"] / whole["dense"] / (long / short),
                           steps["dense"], steps["topk"])),
         Artefact(validation, "mean of the final wait, dense",
-                 _over("dense-published", "dense-unvalidated", "synchronize"),
-                 jackknife_estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
-        Artefact("a filter that differs by method", "communication, dense", _filtered,
+                 _phase_factor("dense-published", "dense-unvalidated", "synchronize"),
+                 jackknife_estimate(unfiltered / rederived.communication_ms(JOBS["dense"]))),
+        Artefact("a filter that differs by method", "communication, dense", _filter_factor,
                  Estimate(waits.dense / waits.sparse)),
-        Artefact(unsynced, "BP, Top-k", _over("topk-unvalidated", "topk-serialised", "backward"),
+        Artefact(unsynced, "BP, Top-k", _phase_factor("topk-unvalidated", "topk-serialised", "backward"),
                  Estimate(backward)),
-        Artefact(unsynced, "compression, Top-k", _over("topk-unvalidated", "topk-serialised", "select"),
+        Artefact(unsynced, "compression, Top-k",
+                 _phase_factor("topk-unvalidated", "topk-serialised", "select"),
                  Estimate(compression)),
         Artefact(unsynced, "compression, Random-k",
-                 _over("randomk-unvalidated", "randomk-serialised", "select"), Estimate(launches)),
+                 _phase_factor("randomk-unvalidated", "randomk-serialised", "select"), Estimate(launches)),
         Artefact("torch.randperm for Random-k", "time per iteration, Random-k",
-                 _over("randomk-plain", "randomk-hash-plain"), None),
+                 _phase_factor("randomk-plain", "randomk-hash-plain"), None),
     ]  # fmt: skip
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     yoon2022.measured_methods(frames)  # else there is nothing to draw
-    found = artefacts()
+    shown = artefacts()
 
     def panel(axes: plots.Axes) -> None:
-        for y, each in enumerate(found):
-            values = {OURS: each.ours(frames), THEIRS: each.theirs}
+        for y, artefact in enumerate(shown):
+            values = {OURS: artefact.ours(frames), THEIRS: artefact.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
                     marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], shows_interval=True)
-            if y == 0 or each.name != found[y - 1].name:
+            if y == 0 or artefact.name != shown[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
-                axes.annotate(each.name, (1.01, y - 0.42), **place)
+                axes.annotate(artefact.name, (1.01, y - 0.42), **place)
         axes.axvline(1, **plots.REFERENCE_LINE)
-        plots.set_row_labels(axes, [each.number for each in found])
+        plots.set_row_labels(axes, [artefact.number for artefact in shown])
         marks.set_factor_axis(axes)
         axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
         axes.set_xlabel(f"With the artefact / without it{captions.simulated_suffix(frames)}")
@@ -108,42 +112,47 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def table(frames: Frames) -> Table:
-    """The factors, with intervals."""
-    rows = [(each.name, each.number, each.ours(frames), each.theirs) for each in artefacts()]
+    """Return the factors, with intervals."""
+    rows = [
+        (artefact.name, artefact.number, artefact.ours(frames), artefact.theirs) for artefact in artefacts()
+    ]
     frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
     return Table("With the artefact / without it", frame)
 
 
-def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
-    """Seconds of a phase by block; of none where the variant was not run, or had no such phase."""
+def _phase_seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
+    """Return seconds of a phase by block; none where the variant was not run, or had no such phase."""
     keys = yoon2022.method_keys(frames, variant)
     means = replication_units(frames, keys).means if keys else pd.DataFrame()
     seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
 
 
-def _ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
-    """Ratio of the two, paired by block."""
+def _paired_ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
+    """Return the ratio of two times, paired by block."""
     ratios = (above / below).dropna().sort_index()
     return estimate_mean(ratios.to_numpy(), POSITIVE, "blocks") if len(ratios) else None
 
 
-def _over(above: str, below: str, phase: str = "slowest") -> Callable[[Frames], Estimate | None]:
-    """A phase of one variant over the same of another."""
-    return lambda frames: _ratio(_seconds(frames, above, phase), _seconds(frames, below, phase))
+def _phase_factor(above: str, below: str, phase: str = "slowest") -> Callable[[Frames], Estimate | None]:
+    """Return a function that gives a phase of one variant over that of another."""
+    return lambda frames: _paired_ratio(
+        _phase_seconds(frames, above, phase), _phase_seconds(frames, below, phase)
+    )
 
 
-def _validated_ratio(frames: Frames) -> Estimate | None:
-    """Top-k over dense with validation in the timed loop, over the same without."""
+def _validation_in_ratio(frames: Frames) -> Estimate | None:
+    """Return Top-k over dense with validation in the timed loop, over the ratio without."""
     with_it, without = (
-        _seconds(frames, f"topk-{protocol}", "slowest") / _seconds(frames, f"dense-{protocol}", "slowest")
+        _phase_seconds(frames, f"topk-{protocol}", "slowest")
+        / _phase_seconds(frames, f"dense-{protocol}", "slowest")
         for protocol in ("published", "unvalidated")
     )
-    return _ratio(with_it, without)
+    return _paired_ratio(with_it, without)
 
 
-def _filtered(frames: Frames) -> Estimate | None:
-    """The mean of dense's final waits by the filter of dense logs over that by the one of sparse logs."""
+def _filter_factor(frames: Frames) -> Estimate | None:
+    """Return the mean of dense's final waits by the filter of dense logs over that of sparse logs."""
     keys = yoon2022.method_keys(frames, "dense-published")
     if not keys:
         return None
@@ -154,4 +163,4 @@ def _filtered(frames: Frames) -> Estimate | None:
         means: pd.Series[float] = kept.groupby(["key", "block"])["synchronize_s"].mean()
         return means
 
-    return _ratio(filtered(*DENSE_FILTER), filtered(*SPARSE_FILTER))
+    return _paired_ratio(filtered(*DENSE_FILTER), filtered(*SPARSE_FILTER))

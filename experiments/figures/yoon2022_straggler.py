@@ -1,5 +1,6 @@
-"""The straggler of Yoon and Oh 2022 by experiment: one worker is made late, by another time in each step, and
-communication is measured.
+"""The straggler of Yoon and Oh 2022 by experiment: communication while one worker is made late.
+
+It is late by another time in each step.
 """
 
 from __future__ import annotations
@@ -39,28 +40,28 @@ OURS, LOGS = (
 
 
 def runs(profile: str) -> list[Run]:
-    found = yoon2022.small_model_variants("straggler", profile)
-    return yoon2022.timing_runs(profile, MODE, found, LATE, item="straggler")
+    variants = yoon2022.small_model_variants("straggler", profile)
+    return yoon2022.timing_runs(profile, MODE, variants, LATE, item="straggler")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = [method for method in METHODS if method in yoon2022.measured_methods(frames, MODE)]
     ylabel = f"Communication (ms{captions.simulated_suffix(frames)})"
     return plots.compose_figure(
-        [_scatter(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True
+        [_scatter_panel(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True
     )
 
 
-def _scatter(frames: Frames, method: str) -> plots.Panel:
-    """Communication against lateness in every step, with our line of least squares and theirs."""
-    look, found = style.method_style(method), points(frames, method)
+def _scatter_panel(frames: Frames, method: str) -> plots.Panel:
+    """Return communication against lateness in every step, with our line of least squares and theirs."""
+    look, steps = style.method_style(method), late_steps(frames, method)
     line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
-    right, top = found[["late", "spent"]].quantile(INSIDE)
-    ends, ours = np.array([0.0, right]), np.polyfit(found["late"], found["spent"], 1)
+    right, top = steps[["late", "spent"]].quantile(INSIDE)
+    ends, ours = np.array([0.0, right]), np.polyfit(steps["late"], steps["spent"], 1)
     dots = {"marker": ".", "linestyle": "", "markersize": 3.5, "alpha": 0.5, "mew": 0, "label": None}
     dashed = {"linestyle": (0, (4, 2)), "linewidth": 1.0}
     lines = [
-        plots.Curve(look, found["late"].to_numpy(), found["spent"].to_numpy(), dots),
+        plots.Curve(look, steps["late"].to_numpy(), steps["spent"].to_numpy(), dots),
         plots.Curve(OURS, ends, np.polyval(ours, ends), {"linewidth": 1.0}),
         plots.Curve(LOGS, ends, line.intercept[0] + line.slope[0] * ends, dashed),
     ]
@@ -71,10 +72,13 @@ def _scatter(frames: Frames, method: str) -> plots.Panel:
 
 
 def table(frames: Frames) -> Table:
-    """The lines, ours and those of the authors' logs."""
+    """Return the lines, ours and those of the authors' logs."""
     columns = ["of", "communication per lateness", "communication at no lateness", "variance explained"]
     measured = [
-        (f"{style.method_style(method).label}, lateness injected", *(of(frames, method) for of in OF_LINE))
+        (
+            f"{style.method_style(method).label}, lateness injected",
+            *(quantity(frames, method) for quantity in LINE_QUANTITIES),
+        )
         for method in yoon2022.measured_methods(frames, MODE)
     ]
     logged = []
@@ -89,70 +93,65 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, str]:
-    """The line of their logs, and the scale of the axes."""
+    """Return the line of their logs, and the scale of the axes."""
     line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     numbers = {"slope": line.slope[0], "intercept": line.intercept[0], "latest": 1e3 * LATEST_S}
-    return {name: format_number(of) for name, of in (numbers | {"inside": 100 * INSIDE}).items()}
+    return {name: format_number(number) for name, number in (numbers | {"inside": 100 * INSIDE}).items()}
 
 
 def claims() -> list[Claim]:
     published = round(float(rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"]).slope[0]), 2)
     return [
         claim("yoon2022.straggler.grows-with-lateness", slope, "topk", paper=published),
-        *of_methods("yoon2022.straggler.lateness-explains", explained, METHODS),
+        *of_methods("yoon2022.straggler.lateness-explains", explained_percent, METHODS),
     ]
 
 
 def slope(frames: Frames, method: str) -> Estimate | None:
-    """Milliseconds of communication for each of lateness."""
-    return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
+    """Return the milliseconds of communication for each of lateness."""
+    return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
 
 
 def intercept(frames: Frames, method: str) -> Estimate | None:
-    """Communication at no lateness, ms."""
-    return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
+    """Return communication at no lateness, in ms."""
+    return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
 
 
-def explained(frames: Frames, method: str) -> Estimate | None:
-    """The share of the variance of communication that lateness explains, %."""
-    return _of_blocks(
+def explained_percent(frames: Frames, method: str) -> Estimate | None:
+    """Return the share of the variance of communication that lateness explains, in percent."""
+    return _estimate_statistic(
         frames, method, lambda late, spent: 100 * float(np.corrcoef(late, spent)[0, 1]) ** 2, PERCENT
     )
 
 
-OF_LINE = (slope, intercept, explained)
+LINE_QUANTITIES = (slope, intercept, explained_percent)
 
 
-def points(frames: Frames, method: str) -> pd.DataFrame:
-    """A row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
-    parts = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
+def late_steps(frames: Frames, method: str) -> pd.DataFrame:
+    """Return a row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
+    tables = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
     for key in yoon2022.method_keys(frames, method, MODE):
         steps = warm_steps(frames, key).steps
-        steps = steps.assign(spent=steps["wait_s"] + steps["transfer_s"])
-        of_step = steps.groupby("step")
-        late = of_step["late_s"].max() - of_step["late_s"].mean()
-        table = 1e3 * pd.DataFrame({"late": late, "spent": of_step["spent"].mean()})
-        parts.append(table.assign(launch=key, block=of_step["block"].first().fillna(0).astype(int)))
-    found: pd.DataFrame = pd.concat(parts[1:] or parts)
-    return found
+        by_step = steps.assign(spent=steps["wait_s"] + steps["transfer_s"]).groupby("step")
+        late_s = by_step["late_s"].max() - by_step["late_s"].mean()
+        table = 1e3 * pd.DataFrame({"late": late_s, "spent": by_step["spent"].mean()})
+        tables.append(table.assign(launch=key, block=by_step["block"].first().fillna(0).astype(int)))
+    rows: pd.DataFrame = pd.concat(tables[1:] or tables)
+    return rows
 
 
-def _of_blocks(
+def _estimate_statistic(
     frames: Frames,
     method: str,
-    statistic: Callable[[np.ndarray, np.ndarray], float],
+    statistic: Callable[[pd.Series[float], pd.Series[float]], float],
     bounds: Bounds = UNBOUNDED,
 ) -> Estimate | None:
-    """A statistic of all steps together, with the interval of what the blocks say one by one."""
-    found = points(frames, method)
-    if not len(found):
+    """Return a statistic of all steps together, with the interval of what the blocks say one by one."""
+    steps = late_steps(frames, method)
+    if not len(steps):
         return None
-
-    def of(table: pd.DataFrame) -> float:
-        return statistic(table["late"].to_numpy(), table["spent"].to_numpy())
-
-    by_launch = found["launch"].nunique() >= ENOUGH_LAUNCHES
-    units = found.groupby("launch" if by_launch else ["launch", "block"], sort=False)
-    return estimate_mean(
-        [of(unit) for _, unit in units], bounds, LAUNCHES if by_launch else BLOCKS, of(found)
-    )
+    by_launch = steps["launch"].nunique() >= ENOUGH_LAUNCHES
+    units = steps.groupby("launch" if by_launch else ["launch", "block"], sort=False)
+    samples = [statistic(unit["late"], unit["spent"]) for _, unit in units]
+    kind = LAUNCHES if by_launch else BLOCKS
+    return estimate_mean(samples, bounds, kind, statistic(steps["late"], steps["spent"]))

@@ -34,7 +34,7 @@ def test_bars_show_their_parts_and_texts_in_rows_or_places() -> None:
     bars = [
         plots.StackedBar("dense", {"forward": 1.0, "wait": 2.0}, "3 ms"),
         plots.StackedBar("Top-k, fused", {"wait": 1.0}),
-        plots.StackedBar("dense", {"wait": 5.0}, "paper", place=0.2, faint=True),
+        plots.StackedBar("dense", {"wait": 5.0}, "paper", offset=0.2, faint=True),
     ]
     groups = {
         "Top-k": [(OURS, "ours", Estimate(1.5, 1.0, 2.0)), (OURS, "as published", Estimate(3.0))],

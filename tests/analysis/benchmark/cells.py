@@ -15,12 +15,12 @@ def cell(
     link: str = "internet_100m_50ms",
     word: CellWord = "faster",
     minutes: Estimate | None = IN_MINUTES,
-    times: Estimate | None = RATIO,
+    step_ratio: Estimate | None = RATIO,
 ) -> Cell:
     """A cell of a table, as one that was measured has it."""
     return Cell(
         entry, task, workers, link, word, Estimate(1.9, 1.6, 2.2, 5), minutes,
         Estimate(200.0, 190.0, 210.0, 5),
-        times, 5, 5, 5, 2.0, Estimate(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
+        step_ratio, 5, 5, 5, 2.0, Estimate(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
         ("2026-11-27", "2026-11-27"), "a processor",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from analysis.benchmark.cells import Cell
 from analysis.stats import Estimate, student_quantile
 from tests.analysis.benchmark.cells import cell
 
-MISSED = replace(cell("c"), minutes=None, word="misses the target", sooner=Estimate(0.0, 0.0, 2.0, 5))
+MISSED = replace(cell("c"), minutes=None, word="misses the target", speedup=Estimate(0.0, 0.0, 2.0, 5))
 
 
 def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
@@ -37,7 +37,7 @@ def test_a_measurement_agrees_with_itself_and_a_missed_target_is_last_in_both_or
 def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> None:
     first = [cell("a"), cell("b"), cell("a", link="other")]
     untimed = replace(cell("b"), step_ms=None, minutes=None)
-    second = [cell("a", times=Estimate(3.0, 2.9, 3.1), word="slower"), cell("c"), untimed]
+    second = [cell("a", step_ratio=Estimate(3.0, 2.9, 3.1), word="slower"), cell("c"), untimed]
     (found,) = compare_measurements(first, second)
     assert found.cells == 1
     assert found.steps_contained == 0, "neither interval has the other's estimate"

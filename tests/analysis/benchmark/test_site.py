@@ -44,7 +44,7 @@ def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> 
     )  # fmt: skip
 
 
-DENSE = replace(cell("dense", word="baseline"), sooner=None)
+DENSE = replace(cell("dense", word="baseline"), speedup=None)
 
 
 def written(folder: Path, shown: site.BenchmarkContent) -> dict[str, str]:
@@ -55,7 +55,7 @@ def written(folder: Path, shown: site.BenchmarkContent) -> dict[str, str]:
 
 def test_every_page_is_there_and_every_link_leads_to_one_and_texts_are_escaped(tmp_path: Path) -> None:
     shown = content([DENSE, cell()])._replace(
-        entered=[entered("dense", EVIL), entered("topk")],
+        entries=[entered("dense", EVIL), entered("topk")],
         notes=[EVIL],
         rules=f"{EVIL}\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n",
     )
@@ -76,7 +76,7 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
     cells = [
         DENSE, cell("a", word="slower"), cell("b", word="inconclusive"),
         replace(cell("c", word="misses the target"), minutes=None),
-        replace(cell("d", word="not timed"), step_ms=None, sooner=None, minutes=None),
+        replace(cell("d", word="not timed"), step_ms=None, speedup=None, minutes=None),
     ]  # fmt: skip
     pages = written(tmp_path, content(cells, [each.entry for each in cells]))
     for each in cells:
@@ -89,7 +89,7 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
 
 def test_a_best_rate_at_the_end_of_those_tried_is_told(tmp_path: Path) -> None:
     for lr, text in ((0.1, "0.05 to 0.2<"), (0.2, "0.2; it is the highest of them<")):
-        shown = content([DENSE])._replace(entered=[entered("dense", lr=lr)])
+        shown = content([DENSE])._replace(entries=[entered("dense", lr=lr)])
         assert text in written(tmp_path, shown)["entry-dense.html"]
 
 
@@ -101,7 +101,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
-    slower = replace(cell("b", word="slower"), sooner=Estimate(0.5))
-    missed = replace(cell("a", word="misses the target"), sooner=Estimate(9.0))
+    slower = replace(cell("b", word="slower"), speedup=Estimate(0.5))
+    missed = replace(cell("a", word="misses the target"), speedup=Estimate(9.0))
     ordered = sort_table_cells([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
     assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]

@@ -34,7 +34,7 @@ def item(text: str, folder: Path) -> ItemPage:
     table = Table(text, pd.DataFrame({text: [text]}), {text: text}, text)
     return ItemPage(
         "fig9", "fig9-laptop", text, f"*{text}*", text, (text,), (text,), facts={text: text},
-        judged=(JudgedClaim.of(verdict(text)),), tables=(HtmlTable(text, table.to_html()),),
+        judged=(JudgedClaim.from_verdict(verdict(text)),), tables=(HtmlTable(text, table.to_html()),),
         files={"svg": str(picture)}, bibtex=text, runs=("0123456789ab",), damage=text, paper=text,
     )  # fmt: skip
 
@@ -51,9 +51,9 @@ def written(text: str, folder: Path) -> dict[str, str]:
     """Return the pages and data of a report in which every text is this one."""
     folder.mkdir(parents=True, exist_ok=True)
     site = pages.ReportSite(folder / "report")
-    site.begin()
+    site.clear()
     row, one = run(text), item(text, folder)
-    site.data(f"run/{row.id}", row.details())
+    site.write_data(f"run/{row.id}", row.details())
     finding = Finding(text, one, (SupportingClaim(text, one.judged[0], one),))
     pages.write_pages(site, [one], [(text, text, "")], [text], [row], [finding])
     return {str(path.relative_to(site.folder)): path.read_text()
@@ -99,22 +99,22 @@ def test_a_page_is_named_by_its_key_or_a_digest_never_by_a_text() -> None:
 @pytest.mark.timeout(20)
 def test_what_was_kept_is_given_again_or_where_it_is_no_such_thing_made_again(tmp_path: Path) -> None:
     one = item("text", tmp_path)
-    pages.ReportSite(tmp_path).keep("fig9", "before", [msgspec.to_builtins(one)])
+    pages.ReportSite(tmp_path).store_kept("fig9", "before", [msgspec.to_builtins(one)])
     site = pages.ReportSite(tmp_path)  # the first was stopped before its pages
-    site.begin()
-    assert site.kept("fig9", "before", list[ItemPage]) == [one]
-    assert site.kept("fig9", "after", list[ItemPage]) is None
+    site.clear()
+    assert site.load_kept("fig9", "before", list[ItemPage]) == [one]
+    assert site.load_kept("fig9", "after", list[ItemPage]) is None
     path = tmp_path / "kept" / "fig9.json"
     for content in (
         b"{", b'{"made_from": "before"}', b'{"made_from": "before", "content": [5]}', b"[" * 100_000, b"\xff",
         b'{"made_from": "before", "content": [{"name": "a"}]}',
     ):  # fmt: skip
         path.write_bytes(content)
-        assert site.kept("fig9", "before", list[ItemPage]) is None, content[:50]
+        assert site.load_kept("fig9", "before", list[ItemPage]) is None, content[:50]
     for make in (os.mkfifo, lambda path: path.symlink_to(path.name)):
         path.unlink()
         make(path)
-        assert site.kept("fig9", "before", list[ItemPage]) is None
+        assert site.load_kept("fig9", "before", list[ItemPage]) is None
 
 
 def test_texts_and_numbers_are_written_as_pages_read_them() -> None:

@@ -1,0 +1,60 @@
+"""Rules by which a measured number is judged: a band of values, and where an estimate's interval lies."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from analysis.pictures.captions import join_words
+from analysis.pictures.numbers import format_number, format_with_unit
+from analysis.stats import Estimate
+
+Position = Literal["inside", "across a limit", "outside"]  # of an interval
+
+
+class Band(NamedTuple):
+    """The values for which a statement holds: from `low` to `high`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    includes_limits: bool = True
+
+    def contains(self, value: float) -> bool:
+        """Return True where a value lies in the band."""
+        if self.includes_limits:
+            return self.low <= value <= self.high
+        return self.low < value and (value < self.high or self.high == math.inf)
+
+    def crossed_limits(self, estimate: Estimate) -> list[float]:
+        """Return the limits of the band that the estimate's interval includes."""
+        assert estimate.low is not None, "what decides has an interval"
+        assert estimate.high is not None, "what decides has an interval"
+        return [limit for limit in self[:2] if estimate.low <= limit <= estimate.high]
+
+    def position(self, estimate: Estimate) -> Position:
+        """Return where the interval lies; without an interval it is as wide as can be."""
+        if estimate.low is None or estimate.high is None:
+            return "across a limit"
+        if self.contains(estimate.low) and self.contains(estimate.high):
+            return "inside"
+        return "across a limit" if self.crossed_limits(estimate) else "outside"
+
+    def position_text(self, estimate: Estimate, unit: str) -> str:
+        """Return the reason of a verdict: 'the interval includes the limit 5 %'."""
+        position = self.position(estimate)
+        if position == "across a limit":
+            limits = [format_with_unit(limit, unit) for limit in self.crossed_limits(estimate)]
+            return f"the interval includes the limit {join_words(limits)}"
+        return f"the interval lies {'within' if position == 'inside' else 'outside'} the band"
+
+    def p_value(self, estimate: Estimate) -> float:
+        """Return how probable such an interval is, if a limit of the band is the truth."""
+        return max(estimate.p_value(limit) for limit in self[:2] if math.isfinite(limit))
+
+    def text(self, unit: str) -> str:
+        """Return the band as a sentence: 'Holds from 1 to 2 ms.'."""
+        if self.high == math.inf:
+            return f"Holds above {format_with_unit(self.low, unit)}."
+        if self.low == -math.inf:
+            return f"Holds up to {format_with_unit(self.high, unit)}."
+        return f"Holds from {format_number(self.low)} to {format_with_unit(self.high, unit)}."
