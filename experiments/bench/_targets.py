@@ -10,7 +10,7 @@ from msgspec import Struct
 from analysis.stats import Estimate
 
 
-class Target(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Target(Struct, frozen=True, forbid_unknown_fields=True):
     """A bound on one number of a benchmark's result."""
 
     path: tuple[str | int, ...]  # keys and indices that lead to the number

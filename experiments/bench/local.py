@@ -37,9 +37,9 @@ COMPARED_PAIRS = (
     ("local step", "inner step"),
 )
 TARGETS = (  # at the default size
-    Target(path=("sparseloco / topk, global",), bound=2.0),
-    Target(path=("sparseloco / topk, layer",), bound=2.0),
-    Target(path=("local step / inner step",), bound=1.01),
+    Target(("sparseloco / topk, global",), 2.0),
+    Target(("sparseloco / topk, layer",), 2.0),
+    Target(("local step / inner step",), 1.01),
 )
 
 

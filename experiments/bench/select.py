@@ -55,13 +55,13 @@ CPU_ONLY = "eager_hugepages"
 EAGER_ROWS = ("eager", CPU_ONLY)
 TARGETS = {  # of the standard case, by device
     "cpu": (
-        Target(path=("eager_over_fused",), bound=30.0, is_lower_bound=True),
-        Target(path=("eager_hugepages_over_fused",), bound=15.0, is_lower_bound=True),
-        Target(path=("fused_over_add",), bound=1.2),
+        Target(("eager_over_fused",), 30.0, is_lower_bound=True),
+        Target(("eager_hugepages_over_fused",), 15.0, is_lower_bound=True),
+        Target(("fused_over_add",), 1.2),
     ),
     "cuda": (
-        Target(path=("eager_over_fused",), bound=6.0, is_lower_bound=True),
-        Target(path=("fused_over_add",), bound=1.35),
+        Target(("eager_over_fused",), 6.0, is_lower_bound=True),
+        Target(("fused_over_add",), 1.35),
     ),
 }
 

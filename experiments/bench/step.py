@@ -20,13 +20,13 @@ DENSITY_AROUND_SEARCH = 0.001  # that of BENCH=select
 BYTES_PER_ADDED_ELEMENT = 12  # of the in-place add: two numbers read, one written
 LAYERS = 121
 TARGETS = (  # of the default cases
-    Target(path=("cpu_over_ddp", "linears", "register_topk_layer"), bound=1.3),
-    Target(path=("cpu_over_ddp", "linears", "distribute_topk_layer"), bound=1.3),
-    Target(path=("cpu_over_ddp", "linears", "register_dense_overlap"), bound=1.015),  # 1.01, to its digits
-    Target(path=("operations", "resnet50", "register_topk_layer"), bound=150),
-    Target(path=("aggregate_over_add",), bound=1.35),
-    Target(path=("around_bytes_per_element",), bound=20.5),  # 20, and what goes with k
-    Target(path=("candidates_over_k",), bound=1.2),
+    Target(("cpu_over_ddp", "linears", "register_topk_layer"), 1.3),
+    Target(("cpu_over_ddp", "linears", "distribute_topk_layer"), 1.3),
+    Target(("cpu_over_ddp", "linears", "register_dense_overlap"), 1.015),  # 1.01, to its digits
+    Target(("operations", "resnet50", "register_topk_layer"), 150),
+    Target(("aggregate_over_add",), 1.35),
+    Target(("around_bytes_per_element",), 20.5),  # 20, and what goes with k
+    Target(("candidates_over_k",), 1.2),
 )
 
 
@@ -188,4 +188,4 @@ def targets(result: Record) -> list[Target]:
     if buckets is None:
         return [*TARGETS]
     path = ("collectives", "resnet50", "register_topk_layer")
-    return [*TARGETS, Target(path=path, bound=buckets + 1)]
+    return [*TARGETS, Target(path, buckets + 1)]
