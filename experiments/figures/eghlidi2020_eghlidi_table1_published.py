@@ -15,10 +15,9 @@ from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
-from experiments.config.run import Run
 from experiments.figures import papers
+from experiments.figures._published import exact_estimate, no_runs
 from experiments.figures.papers import claim
 
 TITLE = "Test accuracies of Eghlidi and Jaggi's Table 1, and their statements on them"
@@ -36,10 +35,7 @@ SHOWN = (  # scope, its title, and the accuracies
     (0, "layer-wise selection", (90, 95)), (1, "global selection", (76, 96)),
     (1, "global, the same axis as left", (90, 95)),
 )  # fmt: skip
-
-
-def runs(profile: str) -> list[Run]:
-    return []
+runs = no_runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -59,35 +55,35 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def accuracy(name: str) -> np.ndarray:
-    """(scope, workers)"""
+    """Return the accuracies of a scheme: (scope, workers)."""
     return np.array([[TABLE[name][scope][size] for size in WORKERS] for scope in SCOPES])
 
 
 def scope_margins() -> np.ndarray:
-    """Layer-wise less global in points, (method, workers) of the sparse methods."""
-    return np.array([accuracy(name)[0] - accuracy(name)[1] for name in SPARSE])
+    """Return layer-wise less global in points: (method, workers) of the sparse methods."""
+    return -np.diff([accuracy(name) for name in SPARSE], axis=1)[:, 0]
 
 
 def topk_margins() -> np.ndarray:
-    """Top-k less the best other sparse method in points, (scope, workers)."""
+    """Return Top-k less the best other sparse method in points: (scope, workers)."""
     others = np.array([accuracy(name) for name in SPARSE if name != "Top-k"])
     margins: np.ndarray = accuracy("Top-k") - others.max(axis=0)
     return margins
 
 
 def exchange_differences(scheme: str) -> np.ndarray:
-    """allGather less allReduce in points, (scope, workers)."""
+    """Return allGather less allReduce in points: (scope, workers)."""
     differences: np.ndarray = accuracy(f"{scheme} (allGather)") - accuracy(f"{scheme} (allReduce)")
     return differences
 
 
 def rows_over_workers() -> np.ndarray:
-    """(11, workers): of each method and scope; standard SGD, which selects nothing, has one."""
+    """Return the accuracies of each method and scope: (11, workers); standard SGD has no scope."""
     return np.concatenate([accuracy(name) if name in SPARSE else accuracy(name)[:1] for name in TABLE])
 
 
 def falling_rows() -> int:
-    """Number of rows in which every doubling of the workers costs accuracy."""
+    """Return the number of rows in which every doubling of the workers costs accuracy."""
     return int((np.diff(rows_over_workers()) < 0).all(axis=1).sum())
 
 
@@ -107,42 +103,44 @@ def facts(frames: Frames) -> dict[str, object]:
 
 
 def claims() -> list[Claim]:
-    """Each is the extreme of some of the printed accuracies, or how many rows are so."""
-    varies, rows = round(float(np.ptp(accuracy("Standard SGD"))), 2), rows_over_workers()
-    within: dict[str, Any] = {"tolerance": varies}
-    blocks, elements = (exchange_differences(scheme) for scheme in ("Block-random-k", "Random-k"))
-    margins, several = scope_margins(), blocks[:, 1:]
-    alike = accuracy("Random-k (allGather)") - accuracy("Block-random-k (allGather)")
-    behind = (accuracy("Standard SGD") - accuracy("Block-random-k (allGather)"))[0]
+    """Return claims on the extremes of some printed accuracies, or on how many rows are so."""
+    sgd, rows = accuracy("Standard SGD"), rows_over_workers()
+    tolerance = round(float(np.ptp(sgd)), 2)
+    elements, blocks = (exchange_differences(scheme) for scheme in ("Random-k", "Block-random-k"))
+    element_gather, block_gather, block_reduce = (
+        accuracy(name)
+        for name in ("Random-k (allGather)", "Block-random-k (allGather)", "Block-random-k (allReduce)")
+    )
+
+    def smallest(name: str, differences: np.ndarray, **words: Any) -> Claim:
+        return claim(f"eghlidi2020.{name}", exact_estimate, differences.min(), differences.size, **words)
+
+    def largest(name: str, differences: np.ndarray) -> Claim:
+        distances = np.abs(differences)
+        return claim(
+            f"eghlidi2020.{name}", exact_estimate, distances.max(), distances.size, tolerance=tolerance
+        )
+
     return [
-        claim("eghlidi2020.layerwise-above-global", _exact, margins.min(), margins.size),
+        smallest("layerwise-above-global", scope_margins()),
         *(
-            claim("eghlidi2020.topk-is-best", _exact, each.min(), each.size, case=scope, scope=scope)
-            for scope, each in zip(SCOPES, topk_margins(), strict=True)
+            smallest("topk-is-best", margins, case=scope, scope=scope)
+            for scope, margins in zip(SCOPES, topk_margins(), strict=True)
         ),
-        claim("eghlidi2020.randomk-same", _exact, np.abs(elements).max(), elements.size, **within),
-        claim("eghlidi2020.randomk-comparable", _exact, np.abs(alike[0]).max(), len(WORKERS), **within),
-        claim("eghlidi2020.randomk-above-block", _exact, alike[1].min(), len(WORKERS)),
-        claim("eghlidi2020.block-comparable", _exact, np.abs(behind).max(), len(WORKERS), **within),
+        largest("randomk-same", elements),
+        largest("randomk-comparable", (element_gather - block_gather)[0]),
+        smallest("randomk-above-block", (element_gather - block_gather)[1]),
+        largest("block-comparable", (sgd - block_gather)[0]),
         *(
-            claim(
-                "eghlidi2020.block-drops", _exact, lost_by_eight(exchange).min(), len(SCOPES),
-                case=exchange.lower(), label=exchange, **within,
+            smallest(
+                "block-drops", accuracies[:, 0] - accuracies[:, -1], case=exchange.lower(), label=exchange,
+                tolerance=tolerance,
             )
-            for exchange in ("allGather", "allReduce")
+            for exchange, accuracies in (("allGather", block_gather), ("allReduce", block_reduce))
         ),
-        claim("eghlidi2020.block-loses", _exact, several.min(), several.size, **within),
-        claim("eghlidi2020.every-doubling-costs", _exact, falling_rows(), len(rows)),
-        claim("eghlidi2020.eight-lower-than-one", _exact, (rows[:, -1] < rows[:, 0]).sum(), len(rows)),
+        smallest("block-loses", blocks[:, 1:], tolerance=tolerance),
+        claim("eghlidi2020.every-doubling-costs", exact_estimate, falling_rows(), len(rows)),
+        claim(
+            "eghlidi2020.eight-lower-than-one", exact_estimate, (rows[:, -1] < rows[:, 0]).sum(), len(rows)
+        ),
     ]  # fmt: skip
-
-
-def lost_by_eight(exchange: str) -> np.ndarray:
-    """Points that Block-random-k loses from one worker to eight, (scope,)."""
-    by_workers = accuracy(f"Block-random-k ({exchange})")
-    lost: np.ndarray = by_workers[:, 0] - by_workers[:, -1]
-    return lost
-
-
-def _exact(frames: Frames, value: float, count: int) -> Estimate:
-    return Estimate.exact(value, count, PRINTED)

@@ -119,12 +119,12 @@ class Figure:
 
     def runs(self, profile: str) -> list[Run]:
         """Return the runs that the picture needs in this profile."""
-        return [Run.of(run) for run in self.module.runs(profile)]
+        return [Run.coerce(run) for run in self.module.runs(profile)]
 
     def more_runs(self, profile: str) -> list[Run]:
         """Return the runs that make the picture firmer."""
         part = getattr(self.module, "more_runs", None)
-        return [Run.of(run) for run in part(profile)] if part else []
+        return [Run.coerce(run) for run in part(profile)] if part else []
 
     @cached_property
     def has_runs(self) -> bool:
@@ -285,7 +285,7 @@ def _check_parts(module: ModuleType) -> None:
 def _find_ambiguity(module: ModuleType, claims: Sequence[Claim]) -> str:
     """Return the first rule that leaves open what it is about, and what to say instead; else nothing."""
     measured = [claim for claim in claims if not claim.rederived]
-    runs = [Run.of(run) for profile in PROFILES for run in module.runs(profile)]
+    runs = [Run.coerce(run) for profile in PROFILES for run in module.runs(profile)]
     if not runs or not measured:
         return ""
     published = [claim for claim in measured if claim.is_published]

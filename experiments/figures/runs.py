@@ -34,7 +34,7 @@ def required_configs(figure: Figure, profile: str, overrides: RunOrWords = ()) -
     Args:
         overrides: settings for all of them.
     """
-    settings = Run.of(overrides)
+    settings = Run.coerce(overrides)
     seeds = (settings.settings["seed"],) if "seed" in settings.settings else LAUNCH_SEEDS[profile]
     return _resolve(repeat_by_launch(figure.runs(profile), seeds), settings)
 
@@ -44,7 +44,7 @@ def additional_configs(figure: Figure, profile: str, overrides: RunOrWords = ())
 
     They are drawn where they are there. How long others take turns is none of a training's business.
     """
-    settings = Run.of(overrides)
+    settings = Run.coerce(overrides)
     more = figure.more_runs(profile)
     trained = [run for run in more if not run.variants]
     timed = repeat_by_launch((run for run in more if run.variants), LAUNCH_SEEDS[profile])
@@ -99,7 +99,7 @@ def requested_runs(words: Sequence[str], more: bool = False, many: bool = True) 
     if not requested:
         return RequestedRuns(sweep or "runs", grid.resolve_grid(overrides, many))
     profile = requested_profile(overrides)
-    settings = Run.of(overrides)
+    settings = Run.coerce(overrides)
     configs = [config for figure in requested for config in required_configs(figure, profile, settings)]
     if more:
         for figure in requested:

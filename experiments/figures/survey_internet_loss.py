@@ -118,7 +118,7 @@ def step_ratio(frames: Frames, slow: LocalMethod, fast: LocalMethod) -> Estimate
 
 
 def _step_s_by_launch(frames: Frames, method: LocalMethod) -> pd.Series[float]:
-    return by_launch(step_times(frames, method), lambda step: step.step_s(method.every))
+    return by_launch(step_times(frames, method), lambda step: step.mean_step_s(method.every))
 
 
 def compared_methods(frames: Frames) -> list[LocalMethod]:

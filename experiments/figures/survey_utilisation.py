@@ -155,7 +155,7 @@ def mean_step_s(
     frames: Frames, method: str, every: int | None, link: LinkSettings, timed: int | None = None
 ) -> pd.Series[float]:
     """Return the seconds of the mean step at this H, by launch."""
-    return by_launch(step_times(frames, method, link, timed), lambda times: times.step_s(every))
+    return by_launch(step_times(frames, method, link, timed), lambda times: times.mean_step_s(every))
 
 
 @cache_by_frames

@@ -49,7 +49,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def draw_speeds(
     frames: Frames, modes: Sequence[str], published: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
-    """Draw samples per second of every method, and time per iteration relative to dense beside the paper's."""
+    """Draw samples per second, and time per iteration relative to dense beside the paper's."""
     speeds, ratios = {}, {}
     for method in yoon2022.measured_methods(frames):
         look = style.method_style(method)

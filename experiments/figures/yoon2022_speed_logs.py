@@ -142,7 +142,7 @@ def table(frames: Frames) -> list[Table]:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    """Return what changed between the two nodes, and iterations without validation, logged and on the line."""
+    """Return what changed between the nodes, and iterations without validation, logged and on the line."""
     correlations = [stall_line(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
     numbers = {"least_alike": min(correlations), "most_alike": max(correlations)}
     windows = {}
@@ -161,8 +161,8 @@ def facts(frames: Frames) -> dict[str, object]:
 def claims() -> list[Claim]:
     ratios = [
         claim(
-            "yoon2022.speed-logs.ratio", _corrected, slower, quicker, case=name.replace(" / ", "-"), name=name,
-            section="training speed" if name in BETWEEN_METHODS else "GPU capability",
+            "yoon2022.speed-logs.ratio", _corrected, slower, quicker, case=name.replace(" / ", "-"),
+            name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers),
             paper=round(published_ratio(slower, quicker), 3),
         )
