@@ -48,21 +48,6 @@ class EmulatedLink(NamedTuple):
         return (self.alpha_s or 0) >= LONG_DELAY_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
 
 
-class NetworkDescription(NamedTuple):
-    """A description of the network that a holder has made."""
-
-    pid: int  # of the holder
-    nodes: list[int]  # of each the descriptor by which the holder keeps its namespace
-    by: str  # who makes its links slow: buckets, netem as well, or a relay
-    delay_s: float  # of what a node sends; 0 where the kernel can't delay
-    congestion: str  # TCP's congestion control
-    window_bytes: int  # that TCP may have under way
-    mtu: int | None = None  # of a relay: the largest packet
-    queue_s: float | None = None  # of a relay: the longest wait in a queue
-    statistics: int | None = None  # of a relay: its descriptor of a file
-    relay_cpus: list[int] | None = None  # on which it runs; None: on any
-
-
 class EmulatedNetwork:
     """Nodes joined by links of one kind, until `close`, or until this process ends, however it does.
 
@@ -90,42 +75,39 @@ class EmulatedNetwork:
             preexec_fn=partial(prepare_child_process, os.getpid(), ()),
         )
         try:
-            self.description = self._read_description()
+            description = self._read_description()
         except BaseException:
             self.close()
             raise
+        # Facts for the record: who makes links slow, the delay, TCP's settings; `switch.main` lists them.
+        self.facts = description
+        self.pid: int = description.pop("pid")  # of the holder
+        self.namespaces: list[int] = description.pop("nodes")  # the holder's descriptors of them
+        # The file with the relay's statistics, for as long as it is there; None without a relay.
+        statistics = description.pop("statistics", None)
+        self.statistics = None if statistics is None else Path(f"/proc/{self.pid}/fd/{statistics}")
 
-    def _read_description(self) -> NetworkDescription:
+    def _read_description(self) -> dict[str, Any]:
+        """Return the holder's description of the network that it has made.
+
+        Raises:
+            ValueError: it could not make one.
+        """
         assert self.holder.stdout is not None
         assert self.holder.stderr is not None
-        answer = json.loads(self.holder.stdout.readline() or b"{}")
+        answer: dict[str, Any] = json.loads(self.holder.stdout.readline() or b"{}")
         if "pid" in answer:
-            return NetworkDescription(**answer)
+            return answer
         why = answer.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
         raise ValueError(f"cluster=netns can't have its network here ({why}); {VIRTUAL_ADVICE}")
 
     def enter(self, node: int) -> list[str]:
         """Return the words before a command that let it run on a node."""
-        holder = Path("/proc", str(self.description.pid))
-        words = ["nsenter", f"--net={holder / 'fd' / str(self.description.nodes[node])}", "--"]
+        holder = Path("/proc", str(self.pid))
+        words = ["nsenter", f"--net={holder / 'fd' / str(self.namespaces[node])}", "--"]
         if unshare_command() == UNSHARE_AS_USER:
             words[1:1] = [f"--user={holder / 'ns/user'}", "--preserve-credentials"]
         return words
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Facts for the record."""
-        return {
-            name: fact
-            for name, fact in self.description._asdict().items()
-            if fact is not None and name not in ("pid", "nodes", "statistics")
-        }
-
-    @property
-    def statistics(self) -> Path | None:
-        """The file with the relay's statistics, for as long as it is there; None without a relay."""
-        descriptor = self.description.statistics
-        return None if descriptor is None else Path(f"/proc/{self.description.pid}/fd/{descriptor}")
 
     @property
     def is_gone(self) -> bool:

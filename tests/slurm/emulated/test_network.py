@@ -99,7 +99,7 @@ def test_nodes_see_each_other_and_nothing_else_and_the_machine_sees_none_of_them
         assert devices() == before
         assert processes(link)
         # Ctrl-C is for the starter alone: its workers save before the network may go.
-        assert os.getpgid(made.description.pid) != os.getpgid(0)
+        assert os.getpgid(made.pid) != os.getpgid(0)
     await_gone(link)
     made.close()  # harmless
 
@@ -135,7 +135,7 @@ def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> Non
 def test_a_holder_that_is_killed_takes_its_network_with_it() -> None:
     link = a_link(FAST)
     with opened(link, 2) as made:
-        os.kill(made.description.pid, signal.SIGKILL)
+        os.kill(made.pid, signal.SIGKILL)
         await_gone(link)
 
 

@@ -78,7 +78,7 @@ class Taken(NamedTuple):
 
 def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
     """Measure what sending takes."""
-    asked = json.dumps({"pid": made.description.pid, "nodes": made.description.nodes, "bytes": num_bytes})
+    asked = json.dumps({"pid": made.pid, "nodes": made.namespaces, "bytes": num_bytes})
     command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
     done = subprocess.run(
         command, stdin=open_lifeline(), capture_output=True, text=True, timeout=100, check=False
@@ -106,7 +106,7 @@ def test_a_relay_runs_where_it_is_told_to() -> None:
     (cpu, *_) = cpus = sorted(os.sched_getaffinity(0))
     for asked in ([cpu], []):
         with opened(far(), 2, "relay", asked) as made:
-            assert sorted(os.sched_getaffinity(made.description.pid)) == (asked or cpus)
+            assert sorted(os.sched_getaffinity(made.pid)) == (asked or cpus)
             assert made.facts.get("relay_cpus") == (asked or None)
 
 
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
     with opened(link, 3, "relay") as made:
         statistics = made.statistics
         assert not made.is_gone
-        os.kill(made.description.pid, signal.SIGKILL)
+        os.kill(made.pid, signal.SIGKILL)
         await_gone(link)
         assert made.holder.wait(10)
         assert made.is_gone
