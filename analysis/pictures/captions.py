@@ -1,9 +1,9 @@
-"""What a caption says about the records behind a figure: machine, data, protocol, samples, simulation."""
+"""Sentences of captions on the records behind a figure: machine, data, protocol, samples, simulation."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
@@ -13,9 +13,7 @@ import pandas as pd
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
 from analysis.records.columns import is_relay_bottleneck
-from analysis.records.frames import Frames, value_of_run
-from analysis.records.frames import find_diverged_keys as diverged_in
-from analysis.records.frames import label_runs as label_of
+from analysis.records.frames import Frames, find_diverged_keys, label_runs, value_of_run
 from analysis.records.steps import ENOUGH_LAUNCHES, WarmSteps, used_precisions, warm_steps
 
 SIMULATED = (
@@ -37,14 +35,19 @@ def distinct_values(frames: Frames, column: str) -> list[Any]:
     """
     if column not in frames.runs:
         return []
-    found = list(dict.fromkeys(frames.runs[column].dropna()))
-    return sorted(map(_to_int_if_whole, found), key=lambda value: (isinstance(value, str), value))
+    values = dict.fromkeys(frames.runs[column].dropna())
+    return sorted(map(_to_int_if_whole, values), key=lambda value: (isinstance(value, str), value))
 
 
 def join_words(items: Iterable[object]) -> str:
     """Return 'a', 'a and b', 'a, b and c'; 'unknown' of nothing."""
     words = [str(item) for item in items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
+
+
+def join_values(frames: Frames, column: str, write: Callable[[Any], str] = str) -> str:
+    """Return the distinct values of a column of `frames.runs` as words: '2, 4 and 8'."""
+    return join_words(map(write, distinct_values(frames, column)))
 
 
 def is_simulated(frames: Frames) -> bool:
@@ -54,8 +57,8 @@ def is_simulated(frames: Frames) -> bool:
 
 def virtual_workers_remark(frames: Frames) -> str:
     """Return a remark that virtual ranks train as so many workers; empty where processes trained."""
-    told = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
-    return told if is_simulated(frames) else ""
+    remark = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
+    return remark if is_simulated(frames) else ""
 
 
 def simulated_suffix(frames: Frames) -> str:
@@ -78,57 +81,56 @@ def describe_machine(frames: Frames) -> str:
     """Return the GPUs, or without any the CPUs and their cores."""
     if gpus := distinct_values(frames, "provenance.gpu"):
         return join_words(gpus)
-    cores = join_words(distinct_values(frames, "provenance.cores"))
-    return f"{join_words(distinct_values(frames, 'provenance.cpu'))} ({cores} cores)"
+    return f"{join_values(frames, 'provenance.cpu')} ({join_values(frames, 'provenance.cores')} cores)"
 
 
 def describe_precision(frames: Frames) -> str:
     """Return the precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
-    found = sorted(set(used_precisions(frames.runs).dropna()))
-    return join_words(found) + " (*mixed*)" * (len(found) > 1)
+    precisions = sorted(set(used_precisions(frames.runs).dropna()))
+    return join_words(precisions) + " (*mixed*)" * (len(precisions) > 1)
 
 
 def describe_data(frames: Frames) -> str:
     """Return the data sets, and the first digits of their digests."""
-    names, digests = (
-        distinct_values(frames, "provenance.data.name"),
-        distinct_values(frames, "provenance.data.digest"),
-    )
-    return f"{join_words(names)} (digest {join_words([str(digest)[:8] for digest in digests])})"
+    digests = join_values(frames, "provenance.data.digest", lambda digest: str(digest)[:8])
+    return f"{join_values(frames, 'provenance.data.name')} (digest {digests})"
 
 
 def describe_workers(frames: Frames) -> str:
     """Return '8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
-    virtual = "virtual" in distinct_values(frames, "cluster.where")
-    kind = "virtual workers" if virtual else "worker processes"
+    is_virtual = "virtual" in distinct_values(frames, "cluster.where")
     batches = distinct_values(frames, "task.batch_size")
+    batch = f" x batch {join_words(batches)}" if batches else ""
     return (
-        f"{join_words(distinct_values(frames, 'workers'))} "
-        f"{kind}{f' x batch {join_words(batches)}' if batches else ''}"
+        f"{join_values(frames, 'workers')} {'virtual workers' if is_virtual else 'worker processes'}{batch}"
     )
 
 
 def describe_setting(frames: Frames) -> str:
     """Return a sentence: task, data, workers, machine, torch, precision; then all remarks on the runs."""
-    torch = join_words(distinct_values(frames, "provenance.versions.torch"))
+    remarks = (
+        emulated_links_remark,
+        mismatch_remark,
+        few_cores_remark,
+        divergence_remark,
+        code_versions_remark,
+    )
     return (
-        f"{join_words(distinct_values(frames, 'task.name'))} on {describe_data(frames)}, "
-        f"{describe_workers(frames)}, on {describe_machine(frames)}, "
-        f"torch {torch}, "
-        f"{describe_precision(frames)}.{emulated_links_remark(frames)}{mismatch_remark(frames)}{few_cores_remark(frames)}"
-        f"{divergence_remark(frames)}{code_versions_remark(frames)}"
+        f"{join_values(frames, 'task.name')} on {describe_data(frames)}, {describe_workers(frames)}, "
+        f"on {describe_machine(frames)}, torch {join_values(frames, 'provenance.versions.torch')}, "
+        f"{describe_precision(frames)}.{''.join(remark(frames) for remark in remarks)}"
     )
 
 
 def divergence_remark(frames: Frames) -> str:
     """Return the trainings that ended because a gradient was not finite any more; empty without any."""
-    if not (keys := diverged_in(frames)):
+    keys = find_diverged_keys(frames)
+    if not keys:
         return ""
-    ended = frames.runs.set_index("key").loc[keys, "diverged"]
-    names = [
-        f"{name} in step {step:.0f}" for name, step in zip(label_of(frames.runs)[keys], ended, strict=True)
-    ]
-    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_words(names)}."
+    steps = frames.runs.set_index("key").loc[keys, "diverged"]
+    labels = label_runs(frames.runs)[keys]
+    ends = [f"{label} in step {step:.0f}" for label, step in zip(labels, steps, strict=True)]
+    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_words(ends)}."
 
 
 def describe_scale(frames: Frames) -> str:
@@ -138,25 +140,22 @@ def describe_scale(frames: Frames) -> str:
     """
     if not len(frames.runs):
         return ""
-    names = join_words(distinct_values(frames, "provenance.data.name"))
-    densities = distinct_values(frames, "method.density")
-    return ", ".join([
-        f"{join_words(distinct_values(frames, 'task.name'))} on {names}",
-        *([f"density {join_words(map(format_number, densities))}"] if densities else []),
-        describe_workers(frames),
-        f"on {describe_machine(frames)}",
-    ])  # fmt: skip
+    parts = [f"{join_values(frames, 'task.name')} on {join_values(frames, 'provenance.data.name')}"]
+    if distinct_values(frames, "method.density"):
+        parts.append(f"density {join_values(frames, 'method.density', format_number)}")
+    return ", ".join([*parts, describe_workers(frames), f"on {describe_machine(frames)}"])
 
 
 def scale_label(frames: Frames) -> str:
-    """Return model, density and workers for a name: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
-    columns = {"task.name": "", "method.density": "d", "workers": "w"}
-    found = {letter: distinct_values(frames, column) for column, letter in columns.items()}
-    return ":".join(
-        letter + ("+".join(map(str, parts)) if len(parts) <= MAX_SPELLED_OUT else f"{len(parts)}values")
-        for letter, parts in found.items()
-        if parts
-    )
+    """Return model, density and workers: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
+    parts = []
+    for column, letter in {"task.name": "", "method.density": "d", "workers": "w"}.items():
+        values = distinct_values(frames, column)
+        if len(values) > MAX_SPELLED_OUT:
+            parts.append(f"{letter}{len(values)}values")
+        elif values:
+            parts.append(letter + "+".join(map(str, values)))
+    return ":".join(parts)
 
 
 def emulated_links_remark(frames: Frames) -> str:
@@ -164,35 +163,42 @@ def emulated_links_remark(frames: Frames) -> str:
     prefix = "provenance.machine.link."
     if f"{prefix}asked_gbit_s" not in frames.runs:
         return ""
-    found = []
+    texts = []
     for name, runs in frames.runs.dropna(subset=[f"{prefix}asked_gbit_s"]).groupby("cluster.link.name"):
-        seen = runs[[column for column in runs if str(column).startswith(prefix)]]
-        seen = seen.rename(columns=lambda column: str(column).removeprefix(prefix))
-        pairs = min(min(json.loads(text)) for text in seen["pairs_gbit_s"])
-        delayed = "delay_s" in seen and bool((seen["delay_s"] > 0).all())
-        found.append(
-            f"{name} {format_number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, "
-            f"{format_number(pairs)} found between two "
-            f"nodes, {format_number(seen['together_gbit_s'].min())} with all sending at once, latency "
-            f"{format_number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
-            f"{format_number(1e6 * seen['asked_latency_s'].iloc[0])} us asked){_relay_remark(runs)}"
+        link = _columns_below(runs, prefix)
+        pair_gbit_s = min(min(json.loads(text)) for text in link["pairs_gbit_s"])
+        is_delayed = "delay_s" in link and bool((link["delay_s"] > 0).all())
+        texts.append(
+            f"{name} {format_number(link['asked_gbit_s'].iloc[0])} Gbit/s asked, "
+            f"{format_number(pair_gbit_s)} found between two "
+            f"nodes, {format_number(link['together_gbit_s'].min())} with all sending at once, latency "
+            f"{format_number(round(1e6 * link['latency_s'].max()))} us "
+            f"({'' if is_delayed else 'not delayed; '}"
+            f"{format_number(1e6 * link['asked_latency_s'].iloc[0])} us asked){_relay_remark(runs)}"
         )
-    return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
+    return f" Emulated links, as the workers found them: {'; '.join(texts)}." if texts else ""
 
 
 def _relay_remark(runs: pd.DataFrame) -> str:
     """Return how much of a core the relay of these runs took, and how many packets it handed over late."""
-    if "relay.packets" not in runs or not (runs["relay.packets"] > 0).any():
+    relay = _columns_below(runs, "relay.")
+    if "packets" not in relay or not (relay["packets"] > 0).any():
         return ""
-    busy = 100 * float((runs["relay.cpu_s"] / runs["relay.seconds"]).max())
-    late = 100 * float((runs["relay.late"] / runs["relay.packets"]).max())
-    told = runs[[column for column in runs if str(column).startswith("relay.")]]
-    told = told.rename(columns=lambda column: str(column).removeprefix("relay."))
-    is_overrun = any(map(is_relay_bottleneck, told.dropna(subset=["packets"]).to_dict("records")))
+    busy_percent = 100 * float((relay["cpu_s"] / relay["seconds"]).max())
+    late_percent = 100 * float((relay["late"] / relay["packets"]).max())
+    is_overrun = any(map(is_relay_bottleneck, relay.dropna(subset=["packets"]).to_dict("records")))
     return (
-        f" by a relay that took {busy:.2g} % of a core at most, with {late:.2g} % of packets over 1 ms late"
+        f" by a relay that took {busy_percent:.2g} % of a core at most, "
+        f"with {late_percent:.2g} % of packets over 1 ms late"
         f"{': *the relay, not the link, was the bottleneck*' * is_overrun}"
     )
+
+
+def _columns_below(runs: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """Return the columns that begin with this prefix, without it."""
+    names = [str(column) for column in runs if str(column).startswith(prefix)]
+    below: pd.DataFrame = runs[names].rename(columns=lambda column: str(column).removeprefix(prefix))
+    return below
 
 
 def code_versions_remark(frames: Frames) -> str:
@@ -205,8 +211,8 @@ def code_versions_remark(frames: Frames) -> str:
 
 def _version_text(commit: Any, dirty: Any) -> str:
     """Return the first digits of the commit, and of the digest of what was changed since."""
-    known = str(commit)[:8] if pd.notna(commit) else "unknown"
-    return f"{known}+{str(dirty)[:8]}" if pd.notna(dirty) else known
+    version = str(commit)[:8] if pd.notna(commit) else "unknown"
+    return f"{version}+{str(dirty)[:8]}" if pd.notna(dirty) else version
 
 
 def mismatch_remark(frames: Frames) -> str:
@@ -219,18 +225,18 @@ def few_cores_remark(frames: Frames) -> str:
     return _machine_remark(frames, "crowded", "Too few cores")
 
 
-def _machine_remark(frames: Frames, what: str, heading: str) -> str:
-    found = [
-        why.partition("; ")[0]  # without what could be done about it
-        for text in distinct_values(frames, f"provenance.machine.{what}")
-        for why in json.loads(text)
+def _machine_remark(frames: Frames, fact: str, heading: str) -> str:
+    reasons = [
+        reason.partition("; ")[0]  # without what could be done about it
+        for text in distinct_values(frames, f"provenance.machine.{fact}")
+        for reason in json.loads(text)
     ]
-    return f" *{heading}*: {'; '.join(dict.fromkeys(found))}." if found else ""
+    return f" *{heading}*: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
 
 
 def describe_timing(frames: Frames) -> str:
     """Return mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
-    modes = join_words([MODE_DESCRIPTIONS.get(mode, mode) for mode in distinct_values(frames, "timing.mode")])
+    modes = join_values(frames, "timing.mode", lambda mode: MODE_DESCRIPTIONS.get(mode, mode))
     runs: dict[str, list[WarmSteps]] = {}  # by method
     for key in frames.runs["key"]:
         runs.setdefault(method_style(_method_of_run(frames, key)).label, []).append(warm_steps(frames, key))
@@ -248,11 +254,11 @@ def describe_timing(frames: Frames) -> str:
 
 def describe_links(frames: Frames) -> str:
     """Return the links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
-    links = join_words(distinct_values(frames, "cluster.link.name"))
-    if not (inside := distinct_values(frames, "cluster.inside.name")):
+    links = join_values(frames, "cluster.link.name")
+    if not distinct_values(frames, "cluster.inside.name"):
         return links
-    size = join_words(distinct_values(frames, "cluster.workers_per_node"))
-    return f"{links} between nodes of {size}, {join_words(inside)} inside"
+    size = join_values(frames, "cluster.workers_per_node")
+    return f"{links} between nodes of {size}, {join_values(frames, 'cluster.inside.name')} inside"
 
 
 def lateness_remark(frames: Frames) -> str:
@@ -260,70 +266,65 @@ def lateness_remark(frames: Frames) -> str:
     draws = [draw for draw in distinct_values(frames, "late.draw") if draw != "none"]
     if not draws:
         return ""
-    settings = [
-        f"late.{name}={join_words(map(format_number, found))}"
-        for name in ("s", "spread", "rank")
-        if (found := distinct_values(frames, f"late.{name}")) and (any(found) or name == "rank")
-    ]
-    return f" *Workers late on purpose*: {join_words([f'late.draw={join_words(draws)}', *settings])}."
+    settings = [f"late.draw={join_words(draws)}"]
+    for name in ("s", "spread", "rank"):
+        values = distinct_values(frames, f"late.{name}")
+        if any(values) or (values and name == "rank"):
+            settings.append(f"late.{name}={join_words(map(format_number, values))}")
+    return f" *Workers late on purpose*: {join_words(settings)}."
 
 
 def turns_remark(frames: Frames) -> str:
     """Return the turns that variants took, and the reason for their end; empty where none did."""
     if not distinct_values(frames, "group"):
         return ""
-    groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
-    ends = [*dict.fromkeys(_turns_end(frames, run) for run in groups.to_dict("records"))]
-    ends = ends if len(ends) <= MAX_SPELLED_OUT else [_turns_ends(frames, groups)]
-    steps = join_words(distinct_values(frames, "alternate.block_steps"))
+    groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")  # the first variant of each
+    ends = [*dict.fromkeys(map(_turns_end, groups.to_dict("records")))]
+    end = join_words(ends) if len(ends) <= MAX_SPELLED_OUT else _turns_ends(groups)
+    steps = join_values(frames, "alternate.block_steps")
     return (
         f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
-        f"until {join_words(ends)}."
+        f"until {end}."
     )
 
 
-def _turns_end(frames: Frames, run: dict[Any, Any]) -> str:
-    """Return the precision that a group had reached when its turns ended."""
-    variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
+def _turns_end(run: Mapping[Any, Any]) -> str:
+    """Return the precision that a group had reached when its turns ended; `run` is its first variant."""
     width = run["alternated.half_width"]
-    known = f"{format_number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
-    reached: str = (
-        f"the least certain ratio to {method_style(variants.iloc[0]).label} had a half-width of {known}"
-    )
-    ends = {
+    percent = f"{format_number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
+    baseline = method_style(run["variant"]).label
+    end_by_reason = {
         "limit": f" at the limit of {format_number(run['alternate.limit_min'])} minutes",
         "signal": ", where somebody ended it",
     }
-    return reached + ends.get(str(run["alternated.stopped"]), "")
+    end = end_by_reason.get(str(run["alternated.stopped"]), "")
+    return f"the least certain ratio to {baseline} had a half-width of {percent}{end}"
 
 
-def _turns_ends(frames: Frames, groups: pd.DataFrame) -> str:
+def _turns_ends(groups: pd.DataFrame) -> str:
     """Return the precision that many groups had reached when their turns ended."""
-    widths = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
-    baselines = groups["variant"]  # the first of each; other runs are in no group
+    percents = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
+    baselines = join_words(dict.fromkeys(method_style(name).label for name in groups["variant"]))
+    text = (
+        f"the least certain ratio to {baselines} had a half-width of {format_brief(percents.min())} to "
+        f"{format_brief(percents.max())} %: {len(groups)} launches ended"
+    )
     limited = groups[groups["alternated.stopped"] == "limit"]
-    limits = join_words(map(format_number, sorted(set(limited["alternate.limit_min"]))))
-    at_limit = f", {len(limited)} of them by the limit of {limits} minutes" * bool(len(limited))
-    told = int((groups["alternated.stopped"] == "signal").sum())
-    at_limit += f", {told} where somebody ended them" * bool(told)
-    dense, ended = (
-        join_words(dict.fromkeys(method_style(name).label for name in baselines)),
-        f"{len(groups)} launches ended",
-    )
-    return (
-        f"the least certain ratio to {dense} had a half-width of {format_brief(widths.min())} to "
-        f"{format_brief(widths.max())} %: {ended}{at_limit}"
-    )
+    if len(limited):
+        limits = join_words(map(format_number, sorted(set(limited["alternate.limit_min"]))))
+        text += f", {len(limited)} of them by the limit of {limits} minutes"
+    signalled = int((groups["alternated.stopped"] == "signal").sum())
+    return f"{text}, {signalled} where somebody ended them" if signalled else text
 
 
 def _samples_text(runs: list[WarmSteps]) -> str:
     """Return 'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
-    several = f" in {len(runs)} runs" if len(runs) > 1 else ""
-    again, turns = sum(run.again for run in runs), sum(run.turns for run in runs)
+    again = sum(run.again for run in runs)
+    turns = sum(run.turns for run in runs)
     stopped = sum(run.stopped for run in runs)
-    several = f" in {turns} turns" if turns else several
+    several = f" in {turns} turns" if turns else f" in {len(runs)} runs" if len(runs) > 1 else ""
     more = f", and {again} after interruptions" * bool(again) + ", and the first of each turn" * bool(turns)
     more += f", and {stopped} in which a worker was suspended" * bool(stopped)
     return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"

@@ -97,9 +97,9 @@ def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Est
     """Return a statistic of estimates, with an interval from theirs.
 
     The squares of what each estimate moves it by add up. This is MOVER (Zou and Donner 2008,
-    doi:10.1002/sim.3095), for a statistic that rises or falls in each. It takes their errors for independent. The
-    errors of one job's compression and iteration have the same sign, so that their ratio is known better than it
-    says.
+    doi:10.1002/sim.3095), for a statistic that rises or falls in each. It takes their errors for independent.
+    The errors of one job's compression and iteration have the same sign, so that their ratio is known better
+    than it says.
     """
     at = [value.value for value in values]
     whole = statistic(*at)

@@ -41,8 +41,8 @@ class Tables(NamedTuple):
 def job_table() -> pd.DataFrame:
     """Return a row per job: gpu, link, workers, method, `samples_per_s`, `fp_ms`, `bp_ms`, `io_ms`.
 
-    Samples per second are of all workers, the mean of the logged speeds. Milliseconds are means over iterations;
-    compression is part of `bp_ms`.
+    Samples per second are of all workers, the mean of the logged speeds. Milliseconds are means over
+    iterations; compression is part of `bp_ms`.
 
     Raises:
         DamagedFileError: a table does not match its digest, as in the other three.
@@ -62,8 +62,8 @@ def epoch_table() -> pd.DataFrame:
 def window_table() -> pd.DataFrame:
     """Return a row per job and window of 48 iterations, 41 at first: gpu, method, `until`, `ms`.
 
-    `until` is its last iteration; `ms` is the mean time of its iterations, as the first rank printed it. Of the
-    jobs that `iteration_table` has.
+    `until` is its last iteration; `ms` is the mean time of its iterations, as the first rank printed it. Of
+    the jobs that `iteration_table` has.
     """
     return _join_job_facts(_shipped_tables().windows, ["gpu", "method"])
 

@@ -125,7 +125,7 @@ def describe_provenance(frames: Frames) -> dict[str, str]:
         "machine": captions.describe_machine(frames),
         "data": captions.describe_data(frames),
         "workers": captions.describe_workers(frames),
-        "torch": captions.join_words(captions.distinct_values(frames, "provenance.versions.torch")),
+        "torch": captions.join_values(frames, "provenance.versions.torch"),
         "code": captions.join_words(
             str(commit)[:8] for commit in captions.distinct_values(frames, "provenance.commit")
         ),

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,32 +30,31 @@ GROUP = "results"
 
 
 def why(words: Runs, *, against: RunName | None = None) -> int:
-    """What a run did, and why it failed: its steps, its reason, the end of its workers' logs.
+    """Show the steps of a run, the reason why it failed, and the end of its workers' logs.
 
     Args:
         words: part of the run's name.
-        against: compare it instead with another run: what both came to, and what differed between them.
+        against: another run, to compare the run with: outcomes of both, and all that differs between them.
     """
     folders = ResultFolders()
     if against is not None:
-        print(_compared(find_newest_attempt(words, folders), find_newest_attempt([against], folders)))
+        first = find_newest_attempt(words, folders)
+        print(describe_differences(first, find_newest_attempt([against], folders)))
         return 0
-    if len(words) == 1 and _show_shipped(words[0], folders):
+    if len(words) == 1 and (shipped := find_shipped_run(words[0], folders)) is not None:
+        _print_shipped_run(shipped, folders)
         return 0
     newest = find_newest_attempt(words, folders)
     print(*label_attempts([newest]))
     for attempt, status in query_statuses(folders.store.attempts(newest.run_id), folders).items():
-        print(summary(attempt, status))
+        print(describe_attempt(attempt, status))
         for log in find_logs(attempt, folders):
             if lines := read_last_lines(log):
                 print(f"  {log.name}:", *lines, sep="\n    ")
     return 0
 
 
-def _show_shipped(word: str, folders: ResultFolders) -> bool:
-    """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
-    if (name := find_shipped_run(word, folders)) is None:
-        return False
+def _print_shipped_run(name: str, folders: ResultFolders) -> None:
     from experiments.commands._run_table import load_runs, make_run_table  # pandas comes with it
     from experiments.commands._terminal import print_table
 
@@ -62,105 +62,114 @@ def _show_shipped(word: str, folders: ResultFolders) -> bool:
     print(name)
     print_table(make_run_table(runs[runs["run_id"] == name]))
     print("shipped with the repository; its logs stayed on the machine that made it")
-    return True
 
 
-def _compared(a: Attempt, b: Attempt) -> str:
-    found = run_differences.find_differences(*({**run.manifest, "config": run.config} for run in (a, b)))
-    names = [f"{run.run_id} ({name})" for run, name in zip((a, b), label_attempts([a, b]), strict=True)]
-    return "\n\n".join(filter(None, (_outcomes(a, b), run_differences.differences_text(found, *names))))
+def describe_differences(a: Attempt, b: Attempt) -> str:
+    """Return the outcomes of two attempts, and all that differs between them."""
+    manifests = ({**attempt.manifest, "config": attempt.config} for attempt in (a, b))
+    differences = run_differences.find_differences(*manifests)
+    labels = zip((a, b), label_attempts([a, b]), strict=True)
+    names = [f"{attempt.run_id} ({label})" for attempt, label in labels]
+    texts = (_compare_outcomes(a, b), run_differences.differences_text(differences, *names))
+    return "\n\n".join(filter(None, texts))
 
 
-def _outcomes(a: Attempt, b: Attempt) -> str:
-    """Outcomes of both, and of each variant that both have where variants took turns."""
+def _compare_outcomes(a: Attempt, b: Attempt) -> str:
+    """Return the outcomes of two attempts, or of each variant that takes turns in both."""
     from analysis.records.attempts import load_attempts  # pandas comes with it
     from analysis.records.frames import to_dicts
 
-    (of_a, _), (of_b, _) = (load_attempts([run] if run.is_valid() else []) for run in (a, b))
-    rows = [{row["variant"]: row for row in to_dicts(frames.runs)} for frames in (of_a, of_b)]
-    if not all(rows):
-        bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)
-        return f"what they came to is not known: {bad} has no whole record"
-    texts = (
-        (name, run_differences.outcomes_text(rows[0][name], rows[1][name]))
-        for name in rows[0]
-        if name in rows[1]
-    )
-    return "\n\n".join(f"{name}: {text}" if name else text for name, text in texts if text)
+    rows_by_attempt = dict[Attempt, dict[str, Any]]()
+    for attempt in (a, b):
+        frames = load_attempts([attempt] if attempt.is_valid() else []).frames
+        rows_by_attempt[attempt] = {row["variant"]: row for row in to_dicts(frames.runs)}
+    incomplete = [attempt.run_id for attempt, rows in rows_by_attempt.items() if not rows]
+    if incomplete:
+        return f"what they came to is not known: {', '.join(incomplete)} has no whole record"
+    texts = list[str]()
+    for variant, row in rows_by_attempt[a].items():
+        if variant in rows_by_attempt[b]:
+            text = run_differences.outcomes_text(row, rows_by_attempt[b][variant])
+            texts.append(f"{variant}: {text}" if variant and text else text)
+    return "\n\n".join(filter(None, texts))
 
 
-def summary(attempt: Attempt, status: RunStatus) -> str:
-    """An attempt in a few lines: its state, why it failed, its steps, who selected, and where it is."""
-    path, why = attempt.path, "" if status.state == "done" else "why: "
+def describe_attempt(attempt: Attempt, status: RunStatus) -> str:
+    """Return an attempt in a few lines: its state, why it failed, its steps, its kernel, and its folder."""
     lines = [f"{attempt.run_id} attempt {attempt.number}: {status.display_state}"]
-    lines += [f"  {why}{status.why}"] if status.why else []
+    if status.why:
+        lines.append(f"  {'' if status.state == 'done' else 'why: '}{status.why}")
     with contextlib.suppress(DamagedFileError):
-        lines += _described(attempt)
-    where = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return "\n".join([*lines, f"  {where}"])
+        lines += [f"  {line}" for line in (*_describe_steps(attempt), *_describe_kernel(attempt))]
+    cwd = Path.cwd()
+    path = attempt.path
+    return "\n".join([*lines, f"  {path.relative_to(cwd) if path.is_relative_to(cwd) else path}"])
 
 
-def _described(attempt: Attempt) -> list[str]:
-    manifest, lines = attempt.manifest, _measured(attempt)
-    searching = msgspec.convert(manifest.get("searching") or {}, schema.SearchFacts)
+def _describe_kernel(attempt: Attempt) -> Iterator[str]:
+    searching = msgspec.convert(attempt.manifest.get("searching") or {}, schema.SearchFacts)
     if searching.kernel:
         wrong = f", the guessed bound wrong in {searching.fallbacks} of {searching.steps} searches"
-        lines.append(f"  searched by {searching.kernel}" + wrong * (searching.kernel != "torch"))
-    return lines
+        yield f"searched by {searching.kernel}" + wrong * (searching.kernel != "torch")
 
 
-def _measured(attempt: Attempt) -> list[str]:
-    ranks = attempt.rank_paths()
-    if not ranks:
-        return []
-    found: list[schema.LogLine]
-    found, others = read_json_lines_as(ranks[0], schema.LogLine)
-    steps = [line for line in found if isinstance(line, schema.StepLine)]
-    epochs = [line for line in found if isinstance(line, schema.EpochLine)]
-    broken = f", {others} broken" * bool(others)
-    lines = [f"  {len(steps)} steps recorded on each of {len(ranks)} ranks{broken}"]
-    if stopped := [step.step for step in steps if step.stops]:
-        lines.append(f"  suspended in {len(stopped)} of them, from step {stopped[0]} on: they are left out")
+def _describe_steps(attempt: Attempt) -> Iterator[str]:
+    """Yield lines on the steps and epochs in the log of rank 0."""
+    paths = attempt.rank_paths()
+    if not paths:
+        return
+    log_lines, num_broken = read_json_lines_as(paths[0], schema.LogLine)
+    steps = [line for line in log_lines if isinstance(line, schema.StepLine)]
+    epochs = [line for line in log_lines if isinstance(line, schema.EpochLine)]
+    broken = f", {num_broken} broken" if num_broken else ""
+    yield f"{len(steps)} steps recorded on each of {len(paths)} ranks{broken}"
+    suspended = [step.step for step in steps if step.stops]
+    if suspended:
+        yield f"suspended in {len(suspended)} of them, from step {suspended[0]} on: they are left out"
         steps = [step for step in steps if not step.stops]
-    if variants := configs_by_variant(attempt.config):
-        lines += [_median_of_turns(attempt, name, steps) for name in variants]
-        if alternated := attempt.manifest.get("alternated"):
-            ended = msgspec.convert(alternated, schema.AlternationEnd)
-            width = "unknown" if ended.half_width is None else f"{100 * ended.half_width:.1f} %"
-            turns = f"  {ended.blocks} turns each, ended by the {ended.stopped}"
-            lines.append(f"{turns}; half-width of the ratios {width}")
+    config_by_variant = configs_by_variant(attempt.config)
+    if config_by_variant:
+        for variant, config in config_by_variant.items():
+            yield f"{variant}: {_median_in_turns(attempt, config, variant, steps)}"
     elif steps:
-        lines.append(_median_step(attempt, [step.step_s for step in steps]))
-    if epochs and epochs[-1].val_top1 is not None:
-        lines.append(f"  top-1 {epochs[-1].val_top1:.2f} % after {epochs[-1].step} steps")
-    elif epochs and epochs[-1].val_loss is not None:
-        lines.append(f"  validation loss {epochs[-1].val_loss:.4g} after {epochs[-1].step} steps")
-    return lines
+        yield _median_after_warmup(attempt, [step.step_s for step in steps])
+    if config_by_variant and (alternated := attempt.manifest.get("alternated")):
+        end = msgspec.convert(alternated, schema.AlternationEnd)
+        width = "unknown" if end.half_width is None else f"{100 * end.half_width:.1f} %"
+        yield f"{end.blocks} turns each, ended by the {end.stopped}; half-width of the ratios {width}"
+    for epoch in epochs[-1:]:
+        if epoch.val_top1 is not None:
+            yield f"top-1 {epoch.val_top1:.2f} % after {epoch.step} steps"
+        elif epoch.val_loss is not None:
+            yield f"validation loss {epoch.val_loss:.4g} after {epoch.step} steps"
 
 
-def _median_step(attempt: Attempt, step_s: Sequence[float]) -> str:
-    """The median of what remains after the warm-up, as in figures.
-
-    Times of virtual ranks are called what they are.
-    """
+def _median_after_warmup(attempt: Attempt, step_s: Sequence[float]) -> str:
+    """Return the median time of the steps after the warm-up, as figures show it."""
     from analysis.records.steps import count_cold_steps  # pandas comes with it
 
     timing = attempt.config.get("timing", {})
-    cold = count_cold_steps(step_s, int(timing.get("warmup_steps", 0)))
-    simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
-    return (
-        f"  median step {1e3 * statistics.median(step_s[cold:]):.1f} ms on rank 0 ({simulated}"
-        f"{timing.get('mode')}, n = {len(step_s) - cold}, {cold} steps of warm-up left out)"
-    )
+    num_cold = count_cold_steps(step_s, int(timing.get("warmup_steps", 0)))
+    text = _median_text(attempt, timing.get("mode"), step_s[num_cold:])
+    return f"{text}, {num_cold} steps of warm-up left out)"
 
 
-def _median_of_turns(attempt: Attempt, variant: str, steps: Sequence[schema.StepLine]) -> str:
-    """The median of one variant's steps after its warm-up, but for the first of each turn."""
-    mine = [step for step in steps if step.variant == variant]
-    mode = configs_by_variant(attempt.config)[variant]["timing"]["mode"]
-    is_single = attempt.config.get("alternate", {}).get("block_steps") == 1
-    firsts = {step.block: step.step for step in reversed(mine)}
-    counted = [step.step_s for step in mine if step.block and (is_single or step.step != firsts[step.block])]
-    simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
-    median = f"{1e3 * statistics.median(counted):.1f} ms" if counted else "not known"
-    return f"  {variant}: median step {median} on rank 0 ({simulated}{mode}, n = {len(counted)})"
+def _median_in_turns(
+    attempt: Attempt, config: Mapping[str, Any], variant: str, steps: Sequence[schema.StepLine]
+) -> str:
+    """Return the median time of a variant's steps after its warm-up, without the first step of each turn."""
+    own_steps = [step for step in steps if step.variant == variant]
+    has_single_steps = attempt.config.get("alternate", {}).get("block_steps") == 1
+    first_by_turn = {step.block: step.step for step in reversed(own_steps)}
+    counted_s = [
+        step.step_s
+        for step in own_steps
+        if step.block and (has_single_steps or step.step != first_by_turn[step.block])
+    ]
+    return f"{_median_text(attempt, config['timing']['mode'], counted_s)})"
+
+
+def _median_text(attempt: Attempt, mode: Any, step_s: Sequence[float]) -> str:
+    median = f"{1e3 * statistics.median(step_s):.1f} ms" if step_s else "not known"
+    simulated = "*simulated*, " if attempt.manifest.get("simulated") else ""
+    return f"median step {median} on rank 0 ({simulated}{mode}, n = {len(step_s)}"

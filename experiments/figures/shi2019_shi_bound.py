@@ -27,7 +27,7 @@ runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [_panel(model, of_model) for model, of_model in looks.frames_by_model(frames).items()]
+    panels = [_panel(model, runs) for model, runs in looks.frames_by_model(frames).items()]
     return plots.compose_figure(panels, 2.6, ylabel="Share of the energy left out", sharey=True)
 
 
@@ -47,21 +47,22 @@ def _panel(model: str, frames: Frames) -> plots.Panel:
 
 def table(frames: Frames) -> Table:
     shares: looks.Measures = {
-        f"k/d = {format_number(density)}": (partial(left_out, density=density), PERCENT) for density in SHOWN
+        f"k/d = {format_number(density)}": (partial(percent_left_out, density=density), PERCENT)
+        for density in SHOWN
     }
-    rows = looks.model_rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (kept, POSITIVE)})
+    rows = looks.model_rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (least_kept, POSITIVE)})
     return Table.from_rows("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))
 
 
-def left_out(run: Frames, density: float) -> float:
-    """The mean over steps at the density next to this one, in %."""
+def percent_left_out(run: Frames, density: float) -> float:
+    """Return the mean over steps at the density next to this one, in percent."""
     table = looks.select_looks(run, "left_out", ALL)
     nearest = min(table["x"].unique(), key=lambda x: abs(np.log(x / density)))
     return 100 * float(table.loc[table["x"] == nearest, "value"].mean())
 
 
-def kept(run: Frames) -> float:
-    """Least ratio of what was kept to 1 - (1 - k/d)^2, over all steps and densities."""
+def least_kept(run: Frames) -> float:
+    """Return the least ratio of what was kept to 1 - (1 - k/d)^2, over all steps and densities."""
     table = looks.select_looks(run, "left_out", ALL)
     return float(((1 - table["value"]) / (1 - (1 - table["x"]) ** 2)).min())
 
@@ -69,7 +70,7 @@ def kept(run: Frames) -> float:
 def claims() -> list[Claim]:
     return [
         claim(
-            "shi2019.bound", looks.model_mean, task, kept, POSITIVE, case=task, label=label,
+            "shi2019.bound", looks.model_mean, task, least_kept, POSITIVE, case=task, label=label,
             answers=("shi2019.21", *looks.MORE_ANSWERS.get(task, ())),
         )
         for task, label in looks.MODELS.items()

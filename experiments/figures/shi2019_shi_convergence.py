@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
@@ -27,45 +30,42 @@ METHODS: dict[str, RunSettings] = {
 DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
 
 
-def runs(profile: str) -> list[Run]:
-    return _trainings(profile, SEEDS[profile])
-
-
-def more_runs(profile: str) -> list[Run]:
-    return _trainings(profile, MORE_SEEDS[profile])
-
-
-def _trainings(profile: str, seeds: list[int]) -> list[Run]:
+def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+    shared = {**TRAINED, "profile": profile}
     methods = with_density(METHODS, DENSITY[profile]).values()
-    return span_grid(
-        {**TRAINED, "profile": profile}, setting_axis("seed", seeds), TRAININGS[profile], methods
-    )
+    return span_grid(shared, setting_axis("seed", seeds[profile]), TRAININGS[profile], methods)
 
 
-def keys(frames: Frames, task: str, method: str) -> list[str]:
+more_runs = partial(runs, seeds=MORE_SEEDS)
+
+
+def training_keys(frames: Frames, task: str, method: str) -> list[str]:
     return find_keys(frames, {"task.name": task, "method.name": method})
 
 
-def tasks(frames: Frames) -> list[str]:
-    there = set(captions.distinct_values(frames, "task.name"))
-    return [*(task for task in TASKS if task in there), *sorted(there - set(TASKS))]
+def trained_tasks(frames: Frames) -> list[str]:
+    tasks = set(captions.distinct_values(frames, "task.name"))
+    return [*(task for task in TASKS if task in tasks), *sorted(tasks - set(TASKS))]
 
 
-def column(task: str) -> str:
-    """Accuracy; of the next word its loss, which is the logarithm of the perplexity."""
+def quality_column(task: str) -> str:
+    """Return accuracy's column; of the next word that of its loss, the logarithm of the perplexity."""
     return "val_loss" if task.endswith("_ptb") else "val_top1"
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return plots.compose_figure([_panel(frames, task) for task in tasks(frames)], 2.6)
+    return plots.compose_figure([_panel(frames, task) for task in trained_tasks(frames)], 2.6)
 
 
 def _panel(frames: Frames, task: str) -> plots.Panel:
-    curves = {method: mean_curve(frames, keys(frames, task, method), column(task)) for method in METHODS}
+    curves = {
+        method: mean_curve(frames, training_keys(frames, task, method), quality_column(task))
+        for method in METHODS
+    }
     return plots.curves_panel(
         [plots.Curve(style.method_style(method), table["step"], table) for method, table in curves.items()],
         xlabel="Steps", title=TASKS.get(task, task),
-        ylabel="Validation loss" if column(task) == "val_loss" else "Validation top-1 (%)",
+        ylabel="Validation loss" if quality_column(task) == "val_loss" else "Validation top-1 (%)",
     )  # fmt: skip
 
 
@@ -74,12 +74,12 @@ def table(frames: Frames) -> Table:
         {
             "task": TASKS.get(task, task),
             "method": style.method_style(method).label,
-            "validation top-1": final_value(frames, found, "val_top1"),
-            "validation loss": final_value(frames, found, "val_loss"),
+            "validation top-1": final_value(frames, keys, "val_top1"),
+            "validation loss": final_value(frames, keys, "val_loss"),
         }
-        for task in tasks(frames)
+        for task in trained_tasks(frames)
         for method in METHODS
-        if (found := keys(frames, task, method))
+        if (keys := training_keys(frames, task, method))
     ]
     return Table.from_rows("At the end of the training", rows, {"validation top-1": "%"})
 
@@ -88,7 +88,7 @@ def claims() -> list[Claim]:
     return [
         *(
             claim(
-                "shi2019.no-loss", _gap, task, "dense", method, case=f"{method}.{task}",
+                "shi2019.no-loss", top1_gap, task, "dense", method, case=f"{method}.{task}",
                 method=style.method_style(method).label, label=label,
             )
             for task, label in TASKS.items()
@@ -97,5 +97,7 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _gap(frames: Frames, task: str, above: str, below: str) -> Estimate | None:
-    return final_difference(frames, keys(frames, task, above), keys(frames, task, below), "val_top1")
+def top1_gap(frames: Frames, task: str, above: str, below: str) -> Estimate | None:
+    return final_difference(
+        frames, training_keys(frames, task, above), training_keys(frames, task, below), "val_top1"
+    )

@@ -32,29 +32,33 @@ runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    firsts = {model: looks.first_run(of_model) for model, of_model in looks.frames_by_model(frames).items()}
-    over_all = [_panel(_over_steps(run), title=model) for model, run in firsts.items()]
-    by_tensor = [_panel(_of_tensors(run)) for run in firsts.values()]
+    firsts = {model: looks.first_run(runs) for model, runs in looks.frames_by_model(frames).items()}
+    over_all = [_panel(_step_curves(run), title=model) for model, run in firsts.items()]
+    by_tensor = [_panel(_tensor_curves(run)) for run in firsts.values()]
     labels = ("Density, all tensors", "Density, tensor by tensor")
     return plots.compose_figure([*over_all, *by_tensor], 4.2, rows=2, ylabel=labels, ncols=6, sharey=True)
 
 
-def _over_steps(run: Frames) -> list[plots.Curve]:
-    """The whole model's densities at some steps."""
+def _step_curves(run: Frames) -> list[plots.Curve]:
+    """Return the whole model's densities at some steps."""
     table = looks.select_looks(run, "histogram", ALL)
     steps = looks.spread_steps(list(table["step"]))
     at = {step: table[table["step"] == step] for step in steps}
     return [
-        plots.Curve(style.MethodStyle(f"step {step + 1}", colour, "", ""), at[step]["x"], _drawn(at[step]))
+        plots.Curve(
+            style.MethodStyle(f"step {step + 1}", colour, "", ""), at[step]["x"], _clip_density(at[step])
+        )
         for colour, step in zip(SHADES, steps, strict=False)
     ]
 
 
-def _of_tensors(run: Frames) -> list[plots.Curve]:
-    return [plots.Curve(TENSOR, at["x"], _drawn(at), {"linewidth": 0.5}) for _, at in last_of_each(run)]
+def _tensor_curves(run: Frames) -> list[plots.Curve]:
+    return [
+        plots.Curve(TENSOR, at["x"], _clip_density(at), {"linewidth": 0.5}) for _, at in last_histograms(run)
+    ]
 
 
-def _drawn(density: pd.DataFrame) -> pd.Series[float]:
+def _clip_density(density: pd.DataFrame) -> pd.Series[float]:
     return density["value"].clip(lower=FLOOR / 2)
 
 
@@ -65,75 +69,76 @@ def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
     return plots.curves_panel([*lines, normal], grid=None, **words)
 
 
-def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
-    """The last histogram of each tensor, the whole model's apart."""
-    found = looks.select_looks(run, "histogram")
-    last = found[found["of"].ne(ALL) & found["step"].eq(found["step"].max())]
+def last_histograms(run: Frames) -> list[tuple[str, pd.DataFrame]]:
+    """Return the last histogram of each tensor, the whole model's apart."""
+    histograms = looks.select_looks(run, "histogram")
+    last = histograms[histograms["of"].ne(ALL) & histograms["step"].eq(histograms["step"].max())]
     return [(str(name), at) for name, at in last.groupby("of")]
 
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
-        "rise, all tensors": (rise, PERCENT),
-        "rise, worst tensor": (worst_rise, PERCENT),
-        **{f"within {edge} RMS": (partial(within, edge=edge), PERCENT) for edge in EDGES},
+        "rise, all tensors": (density_rise, PERCENT),
+        "rise, worst tensor": (worst_tensor_rise, PERCENT),
+        **{f"within {edge} RMS": (partial(percent_within, edge=edge), PERCENT) for edge in EDGES},
     }
     units = dict.fromkeys(measures, "%") | {name: "% of the peak" for name in measures if "rise" in name}
-    normal = captions.join_words(format_number(round(share, 1)) for share in map(normal_within, EDGES))
+    normal = captions.join_words(
+        format_number(round(share, 1)) for share in map(normal_percent_within, EDGES)
+    )
     note = f"Of a normal distribution {normal} % lie so near."
     return Table.from_rows(
         "How the values lie, mean over steps", looks.model_rows(frames, measures), units, note
     )
 
 
-def rise(run: Frames, of: str = ALL) -> float:
-    """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a
-    bell. The mean over steps.
+def density_rise(run: Frames, tensor: str = ALL) -> float:
+    """Return the most by which the density rises again on the way from its peak outwards.
+
+    In percent of the peak: 0 of a bell. The mean over steps.
     """
-    table = looks.select_looks(run, "histogram", of).sort_values(["step", "x"])
-    return float(np.mean([100 * _rise(at["value"].to_numpy()) for _, at in table.groupby("step")]))
+    table = looks.select_looks(run, "histogram", tensor).sort_values(["step", "x"])
+    return float(np.mean([100 * _outward_rise(at["value"].to_numpy()) for _, at in table.groupby("step")]))
 
 
-def worst_rise(run: Frames) -> float:
-    """`rise` of the tensor that is least like a bell, of those that are large."""
+def worst_tensor_rise(run: Frames) -> float:
+    """Return the rise of the tensor that is least like a bell, of those that are large."""
     sizes = looks.select_looks(run, "size").drop_duplicates("of").set_index("of")["value"]
     large = [str(name) for name in sizes.index[sizes >= LARGE] if name != ALL]
-    return max((rise(run, name) for name in large), default=float("nan"))
+    return max((density_rise(run, name) for name in large), default=float("nan"))
 
 
-def _rise(density: np.ndarray) -> float:
+def _outward_rise(density: np.ndarray) -> float:
     peak = int(density.argmax())
     sides = (density[peak:], density[peak::-1])
     rises = [float((side - np.minimum.accumulate(side)).max()) for side in sides]
     return max(rises) / float(density.max())
 
 
-def within(run: Frames, edge: float) -> float:
-    """% of the values no further from 0 than so many RMS. The mean over steps."""
+def percent_within(run: Frames, edge: float) -> float:
+    """Return the percent of the values no further from 0 than so many RMS, the mean over steps."""
     table = looks.select_looks(run, "histogram", ALL)
     width = float(np.diff(np.unique(table["x"]))[0])
     inside = table[table["x"].abs() < edge]
     return 100 * width * float(inside.groupby("step")["value"].sum().mean())
 
 
-def normal_within(edge: float) -> float:
-    """% of a normal distribution no further from 0 than so many standard deviations."""
+def normal_percent_within(edge: float) -> float:
+    """Return the percent of a normal distribution within so many standard deviations."""
     return 100 * erf(edge / sqrt(2))
 
 
-def above_normal(run: Frames) -> float:
-    """By how many points more values are near zero than of a normal distribution, at the edge where it is
-    least.
-    """
-    return min(within(run, edge) - normal_within(edge) for edge in EDGES)
+def least_above_normal(run: Frames) -> float:
+    """Return by how many points more values are near zero than of a normal distribution, where it is least."""
+    return min(percent_within(run, edge) - normal_percent_within(edge) for edge in EDGES)
 
 
 def claims() -> list[Claim]:
     return [
-        *claim_each("shi2019.bell", looks.model_mean, looks.MODELS, worst_rise, PERCENT),
+        *claim_each("shi2019.bell", looks.model_mean, looks.MODELS, worst_tensor_rise, PERCENT),
         *(
             claim(
-                "zhang.near-zero", looks.model_mean, task, above_normal, (-100.0, 100.0), case=task,
+                "zhang.near-zero", looks.model_mean, task, least_above_normal, (-100.0, 100.0), case=task,
                 label=label, answers=("zhang.26", *looks.MORE_ANSWERS.get(task, ())),
             )
             for task, label in looks.MODELS.items()

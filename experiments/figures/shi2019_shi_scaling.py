@@ -28,31 +28,33 @@ PUBLISHED = ("dense", "topk")  # of which the authors' logs of 8 A100 have times
 runs = _predicted.timing_runs
 
 
-def efficiency(parts: LocalWork, name: str, gbit_s: float) -> np.ndarray:
-    """(workers,) % of what so many workers would do if each were as quick as one that is alone."""
-    taken = _predicted.step_seconds(parts, name, DENSITY, WORKERS, _predicted.ethernet(gbit_s))
-    shares: np.ndarray = 100 * parts.compute_s / taken
+def efficiency(work: LocalWork, method: str, gbit_s: float) -> np.ndarray:
+    """Return the percent of what workers would do if each were as quick as one that is alone: (workers,)."""
+    step_s = _predicted.step_seconds(work, method, DENSITY, WORKERS, _predicted.ethernet(gbit_s))
+    shares: np.ndarray = 100 * work.compute_s / step_s
     return shares
 
 
-def _parts(frames: Frames) -> dict[str, dict[str, LocalWork]]:
-    """Computing and selecting by method: measured here, and by the published logs."""
-    logged = {name: _predicted.published_work(name) for name in PUBLISHED}
+def _works_by_place(frames: Frames) -> dict[str, dict[str, LocalWork]]:
+    """Return computing and selecting by method: measured here, and by the published logs."""
+    logged = {method: _predicted.published_work(method) for method in PUBLISHED}
     return {"CPUs, measured": _predicted.measured_work_by_method(frames), "8 A100's logs": logged}
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not _predicted.measured_work_by_method(frames):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    panels = [
-        plots.curves_panel(
-            [plots.Curve(style.method_style(name), WORKERS, efficiency(of, name, gbit_s))
-             for name, of in parts.items()],
-            sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=f"{format_number(gbit_s)} Gbit/s, {where}",
-        )
-        for where, parts in _parts(frames).items()
-        for gbit_s in LINKS
-    ]  # fmt: skip
+    panels = []
+    for place, works in _works_by_place(frames).items():
+        for gbit_s in LINKS:
+            lines = [
+                plots.Curve(style.method_style(method), WORKERS, efficiency(work, method, gbit_s))
+                for method, work in works.items()
+            ]
+            title = f"{format_number(gbit_s)} Gbit/s, {place}"
+            panels.append(
+                plots.curves_panel(lines, sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=title)
+            )
     return plots.compose_figure(panels, 2.9, ylabel="Scaling efficiency (%), simulated", sharey=True)
 
 
@@ -60,15 +62,15 @@ def table(frames: Frames) -> Table:
     columns = [f"P = {size}" for size in WORKERS]
     rows = [
         {
-            "computing and selecting": where.replace("'s logs", ", published logs"),
-            "method": style.method_style(name).label,
-            "computing": 1e3 * own.compute_s,
-            "selecting": 1e3 * own.select_s,
+            "computing and selecting": place.replace("'s logs", ", published logs"),
+            "method": style.method_style(method).label,
+            "computing": 1e3 * work.compute_s,
+            "selecting": 1e3 * work.select_s,
             "link": f"{format_number(gbit_s)} Gbit/s",
-            **dict(zip(columns, efficiency(own, name, gbit_s), strict=True)),
+            **dict(zip(columns, efficiency(work, method, gbit_s), strict=True)),
         }
-        for where, parts in _parts(frames).items()
-        for name, own in parts.items()
+        for place, works in _works_by_place(frames).items()
+        for method, work in works.items()
         for gbit_s in LINKS
     ]
     units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "%")
@@ -84,36 +86,29 @@ def claims() -> list[Claim]:
         "gaussiank-above-topk": ("gaussiank", "topk"), "topk-above-dense": ("topk", "dense"),
         "fused-above-gaussiank": ("topk-fused", "gaussiank"),
     }  # fmt: skip
-    return [
-        *(
-            claim(
-                f"shi2019.{name}",
-                least_margin,
-                *pair,
-                gbit_s,
-                case=f"{format_number(gbit_s)}g",
-                rate=format_number(gbit_s),
-            )
-            for name, pair in margins.items()
-            for gbit_s in LINKS
-        ),
-        claim("eghlidi2020.gain-grows", least_growth, "topk", LINKS[0]),
-    ]
+    listed = []
+    for name, pair in margins.items():
+        for gbit_s in LINKS:
+            rate = format_number(gbit_s)
+            listed.append(claim(f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{rate}g", rate=rate))
+    return [*listed, claim("eghlidi2020.gain-grows", least_growth, "topk", LINKS[0])]
 
 
-def least_growth(frames: Frames, name: str, gbit_s: float) -> Estimate | None:
-    """A method's speed-up over dense with twice as many workers over that with fewer, where it is least."""
-    known = _predicted.measured_work_by_method(frames)
-    if name not in known:
+def _measured_efficiency(frames: Frames, method: str, gbit_s: float) -> np.ndarray | None:
+    work = _predicted.measured_work_by_method(frames).get(method)
+    return None if work is None else efficiency(work, method, gbit_s)
+
+
+def least_growth(frames: Frames, method: str, gbit_s: float) -> Estimate | None:
+    """Return a method's speed-up over dense with twice as many workers over that with fewer, at the least."""
+    own, dense = (_measured_efficiency(frames, name, gbit_s) for name in (method, "dense"))
+    if own is None or dense is None:
         return None
-    speedups = efficiency(known[name], name, gbit_s) / efficiency(known["dense"], "dense", gbit_s)
+    speedups = own / dense
     return Estimate(float((speedups[1:] / speedups[:-1]).min()), n=1)
 
 
-def least_margin(frames: Frames, name: str, other: str, gbit_s: float) -> Estimate | None:
-    """Points of efficiency by which one method is ahead, at the number of workers where it is least."""
-    known = _predicted.measured_work_by_method(frames)
-    if not {name, other} <= set(known):
-        return None
-    here, there = (efficiency(known[each], each, gbit_s) for each in (name, other))
-    return Estimate(float((here - there).min()), n=1)
+def least_margin(frames: Frames, method: str, other: str, gbit_s: float) -> Estimate | None:
+    """Return the points of efficiency by which one method is ahead, with the workers where it is least."""
+    own, others = (_measured_efficiency(frames, name, gbit_s) for name in (method, other))
+    return None if own is None or others is None else Estimate(float((own - others).min()), n=1)

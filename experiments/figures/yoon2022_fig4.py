@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,101 +41,100 @@ def runs(profile: str) -> list[Run]:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods, simulated = yoon2022.measured_methods(frames, MODE), captions.simulated_suffix(frames)
     ours = {method: parts_ms(frames, method) for method in methods}
+    published = {
+        method: yoon2022.published_phases_ms(method) for method in methods if method in yoon2022.METHODS
+    }
     steps = {method: step_ms(frames, method) for method in methods}
-    theirs = {m: yoon2022.published_phases_ms(m) for m in methods if m in yoon2022.METHODS}
-    xlim, highest = (-0.5, len(methods) - 0.5), max(step.high or step.value for step in steps.values())
-
-    def times(axes: plots.Axes) -> None:
-        bars = [plots.StackedBar(style.method_style(method).label, parts) for method, parts in ours.items()]
-        ylabel = f"Time per iteration (ms{simulated})"
-        plots.stacked_bars_panel(
-            bars, least=READABLE * highest, xlim=xlim, ylim=(0, 1.1 * highest), ylabel=ylabel
-        )(axes)
-        for x, (method, step) in enumerate(steps.items()):
-            marks.draw_interval(axes, x + 0.24, step)
-            top = max(sum(ours[method].values()), step.high or 0)
-            plots.annotate_above(axes, x, top, f"{format_number(step.value)} ms")
-
+    xlim = (-0.5, len(methods) - 0.5)
     shares = []
     for method in methods:
-        shares.append(_share(method, ours[method], "ours", -0.21 if method in theirs else 0))
-        if method in theirs:
-            shares.append(_share(method, theirs[method], "paper", 0.21))
-    seen = {phase for parts in (*ours.values(), *theirs.values()) for phase in parts}
-    right = plots.stacked_bars_panel(
+        shares.append(_share_bar(method, ours[method], "ours", -0.21 if method in published else 0))
+        if method in published:
+            shares.append(_share_bar(method, published[method], "paper", 0.21))
+    share_panel = plots.stacked_bars_panel(
         shares, width=0.38, least=7, ylabel=f"Share of the iteration (%{simulated})",
         xlim=xlim, ylim=(0, 116), yticks=range(0, 101, 20),
     )  # fmt: skip
-    keys = marks.phase_legend_handles([phase for phase in ORDER if phase in seen])
-    return plots.compose_figure([times, right], 3.2, keys=keys, ncols=4)
+    seen = {phase for parts in (*ours.values(), *published.values()) for phase in parts}
+    return plots.compose_figure(
+        [_times_panel(ours, steps, xlim=xlim, ylabel=f"Time per iteration (ms{simulated})"), share_panel],
+        3.2,
+        keys=marks.phase_legend_handles([phase for phase in ORDER if phase in seen]),
+        ncols=4,
+    )
 
 
-def _share(method: str, parts: Mapping[str, float], whose: str, place: float) -> plots.StackedBar:
-    whole, faint = sum(parts.values()), whose == "paper"
-    text = f"{whose}\n{format_number(whole)} ms" if faint else whose
+@plots.panel_maker
+def _times_panel(
+    axes: plots.Axes, /, parts: Mapping[str, Mapping[str, float]], steps: Mapping[str, Estimate], **words: Any
+) -> None:
+    """Draw the milliseconds of each phase by method, with the interval of the whole."""
+    highest = max(step.high or step.value for step in steps.values())
+    bars = [plots.StackedBar(style.method_style(method).label, parts[method]) for method in steps]
+    plots.stacked_bars_panel(bars, least=READABLE * highest, ylim=(0, 1.1 * highest), **words)(axes)
+    for x, (method, step) in enumerate(steps.items()):
+        marks.draw_interval(axes, x + 0.24, step)
+        top = max(sum(parts[method].values()), step.high or 0)
+        plots.annotate_above(axes, x, top, f"{format_number(step.value)} ms")
+
+
+def _share_bar(method: str, parts: Mapping[str, float], whose: str, place: float) -> plots.StackedBar:
+    whole, is_published = sum(parts.values()), whose == "paper"
+    text = f"{whose}\n{format_number(whole)} ms" if is_published else whose
     shares = {phase: 100 * part / whole for phase, part in parts.items()}
-    return plots.StackedBar(style.method_style(method).label, shares, text, place, faint)
+    return plots.StackedBar(style.method_style(method).label, shares, text, place, is_published)
 
 
 def parts_ms(frames: Frames, method: str) -> dict[str, float]:
-    """Mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
+    """Return mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
     seconds = mean_phase_seconds(frames, yoon2022.method_keys(frames, method, MODE))
     # Two clocks may overlap by microseconds; a bar cannot be negative.
     return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
 
 def step_ms(frames: Frames, method: str) -> Estimate:
-    """Mean milliseconds of an iteration, over ranks, with its interval."""
+    """Return mean milliseconds of an iteration, over ranks, with its interval."""
     step = yoon2022.method_phases(frames, method, ("step",))
     assert step is not None  # every run has steps
     return step
 
 
 def table(frames: Frames) -> list[Table]:
-    """Mean and median of every phase, the interval of the whole, and what the wait comes from."""
-    methods, simulated = yoon2022.measured_methods(frames, MODE), captions.simulated_suffix(frames)
-    keys = {
-        style.method_style(method).label: yoon2022.method_keys(frames, method, MODE) for method in methods
-    }
-    summaries = {label: phase_summary(frames, own) for label, own in keys.items()}
+    """Return mean and median of every phase, the interval of the whole, and what the wait comes from."""
+    simulated = captions.simulated_suffix(frames)
+    causes = (*PHASES_BY_CAUSE, REST)
+    steps, summaries, waits, shares = {}, {}, {}, {}
+    for method in yoon2022.measured_methods(frames, MODE):
+        label, keys = style.method_style(method).label, yoon2022.method_keys(frames, method, MODE)
+        steps[label] = step_ms(frames, method)
+        summaries[label] = phase_summary(frames, keys)
+        waits[label] = mean_waits_ms(frames, keys).reindex(causes).to_numpy()
+        shares[label] = [explained_percent(frames, keys, cause) for cause in causes]
     counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
-    means.iloc[-1, 1:] = pd.Series(
-        {style.method_style(method).label: step_ms(frames, method) for method in methods}
-    )
-    causes, milliseconds = (*PHASES_BY_CAUSE, REST), dict.fromkeys(keys, "ms")
-    waits = {label: mean_waits_ms(frames, own).reindex(causes).to_numpy() for label, own in keys.items()}
-    shares = {
-        label: [explained_percent(frames, own, cause) for cause in causes] for label, own in keys.items()
-    }
-    late, when = f"Wait, because the last rank was late{simulated}", {"late in": causes}
+    means.iloc[-1, 1:] = pd.Series(steps)
+    milliseconds, percent = dict.fromkeys(steps, "ms"), dict.fromkeys(steps, "%")
+    late, first = f"Wait, because the last rank was late{simulated}", {"late in": causes}
+    note = f"Steps: {counts}; ranks averaged first."
     return [
-        *(
-            Table(
-                f"Time per iteration, {name} of the steps{simulated}", times, milliseconds,
-                f"Steps: {counts}; ranks averaged first.",
-            )
-            for name, times in (("mean", means), ("median", medians))
-        ),
-        Table(f"{late}: time", pd.DataFrame(when | waits), milliseconds),
-        Table(
-            f"{late}: share", pd.DataFrame(when | shares), dict.fromkeys(keys, "%"),
-            words("yoon2022.fig4.signed"),
-        ),
-    ]  # fmt: skip
+        Table(f"Time per iteration, mean of the steps{simulated}", means, milliseconds, note),
+        Table(f"Time per iteration, median of the steps{simulated}", medians, milliseconds, note),
+        Table(f"{late}: time", pd.DataFrame(first | waits), milliseconds),
+        Table(f"{late}: share", pd.DataFrame(first | shares), percent, words("yoon2022.fig4.signed")),
+    ]
 
 
 def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
-    """Milliseconds of each phase that a method has, a row each, and of the step."""
+    """Return milliseconds of each phase that a method has, a row each, and of the step."""
     times = pd.DataFrame({label: 1e3 * summary[name] for label, summary in summaries.items()})
     times = times.reindex([*ORDER, "step"]).dropna(how="all").astype(object)
     times = times.rename(index=lambda phase: phases.find_phase(phase).label)
-    named: pd.DataFrame = times.rename_axis("phase").reset_index()
-    return named
+    table: pd.DataFrame = times.rename_axis("phase").reset_index()
+    return table
 
 
 def facts(frames: Frames) -> dict[str, str]:
-    """What is in none of the paper's bars, of its dense iteration."""
+    """Return what is in none of the paper's bars, of its dense iteration."""
     dense = yoon2022.published_phases_ms("dense")
     left_out = {name: dense[name] for name in ("validate", "io", "unaccounted")}
     share = 100 * sum(left_out.values()) / sum(dense.values())
@@ -143,8 +143,8 @@ def facts(frames: Frames) -> dict[str, str]:
 
 def claims() -> list[Claim]:
     return [
-        claim("yoon2022.fig4.compression-dominates", dominance, "topk"),
-        claim("yoon2022.fig4.waiting-for-selection", _explained, "topk", "selection"),
+        claim("yoon2022.fig4.compression-dominates", compression_dominance, "topk"),
+        claim("yoon2022.fig4.waiting-for-selection", _explained_by_cause, "topk", "selection"),
         claim(
             "yoon2022.fig4.topk-communicates-longer", yoon2022.extra_phase_ms, "topk", "dense", COMMUNICATION
         ),
@@ -154,8 +154,8 @@ def claims() -> list[Claim]:
     ]
 
 
-def dominance(frames: Frames, method: str) -> Estimate | None:
-    """Compression less the larger of FP + BP and communication, in % of the iteration."""
+def compression_dominance(frames: Frames, method: str) -> Estimate | None:
+    """Return compression less the larger of FP + BP and communication, in percent of the iteration."""
     return yoon2022.method_phases(
         frames, method, ("select", "forward", "backward", "wait", "transfer", "step"),
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
@@ -163,5 +163,5 @@ def dominance(frames: Frames, method: str) -> Estimate | None:
     )  # fmt: skip
 
 
-def _explained(frames: Frames, method: str, cause: str) -> Estimate | None:
+def _explained_by_cause(frames: Frames, method: str, cause: str) -> Estimate | None:
     return explained_percent(frames, yoon2022.method_keys(frames, method, MODE), cause, COMMUNICATION)

@@ -34,72 +34,65 @@ LOOKS = {
 runs = _predicted.timing_runs
 
 
-def speedup(parts: LocalWork, link: cost.Link) -> np.ndarray:
-    """(workers,) time of a dense step over that of DGC's, which computes as long and selects besides."""
-    dense = _predicted.step_seconds(parts._replace(select_s=0.0), "dense", 1.0, WORKERS, link)
-    ratios: np.ndarray = dense / _predicted.step_seconds(parts, "dgc", DENSITY, WORKERS, link)
+def speedup(work: LocalWork, link: cost.Link) -> np.ndarray:
+    """Return the time of a dense step over that of DGC's, which computes as long and selects: (workers,)."""
+    dense_s = _predicted.step_seconds(work._replace(select_s=0.0), "dense", 1.0, WORKERS, link)
+    ratios: np.ndarray = dense_s / _predicted.step_seconds(work, "dgc", DENSITY, WORKERS, link)
     return ratios
 
 
-def on_a100() -> tuple[LocalWork, LocalWork]:
-    """Computing of 8 A100 by the published logs, with a selection that costs nothing, and with one as slow as
-    their torch.topk: DGC's own, which searches a sample, is in none of their logs.
+def work_by_place(frames: Frames) -> dict[str, LocalWork]:
+    """Return computing and selecting: measured here, and of 8 A100 by the published logs.
+
+    There a selection that costs nothing, and one as slow as their torch.topk: DGC's own, which searches a
+    sample, is in none of their logs.
     """
+    measured = _predicted.measured_work_by_method(frames)
+    if "dgc" not in measured:
+        raise ValueError("nothing to draw: there is no run of DGC")
     slow = _predicted.published_work("topk")
-    return LocalWork(slow.compute_s, 0.0), slow
+    return {
+        "CPUs, measured": measured["dgc"], "8 A100, selecting free": LocalWork(slow.compute_s, 0.0),
+        "8 A100, selecting as torch.topk": slow,
+    }  # fmt: skip
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    here, free, slow = (
-        {name: speedup(parts, link) for name, link in LINKS.items()}
-        for parts in (_measured(frames), *on_a100())
-    )
+    measured, free, slow = work_by_place(frames).values()
     dashed = {"mfc": "white", "linestyle": "--", "label": None}
-    measured = [plots.Curve(LOOKS[name], WORKERS, here[name]) for name in LINKS]
-    published = [
-        line
-        for name, look in LOOKS.items()
-        for line in (
-            plots.FilledArea(look, WORKERS, slow[name], free[name], 0.15),
-            plots.Curve(look, WORKERS, free[name]),
-            plots.Curve(look, WORKERS, slow[name], dashed),
-        )
-    ]
-    words: dict[str, Any] = {"level": 1, "sizes": WORKERS, "xlabel": "Workers"}
-    words["ylabel"] = "Speed-up over dense, simulated"
+    ours, theirs = [], list[plots.Curve | plots.FilledArea]()
+    for name, look in LOOKS.items():
+        link = LINKS[name]
+        ours.append(plots.Curve(look, WORKERS, speedup(measured, link)))
+        theirs += [
+            plots.FilledArea(look, WORKERS, speedup(slow, link), speedup(free, link), 0.15),
+            plots.Curve(look, WORKERS, speedup(free, link)),
+            plots.Curve(look, WORKERS, speedup(slow, link), dashed),
+        ]
+    axes: dict[str, Any] = {"level": 1, "sizes": WORKERS, "xlabel": "Workers"}
+    axes["ylabel"] = "Speed-up over dense, simulated"
     title, ticks = "8 A100, published: selecting free, or as torch.topk", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
     panels = [
-        plots.curves_panel(measured, title="CPUs: computing and selecting measured", **words),
-        plots.curves_panel(published, title=title, log=ticks, **words),
+        plots.curves_panel(ours, title="CPUs: computing and selecting measured", **axes),
+        plots.curves_panel(theirs, title=title, log=ticks, **axes),
     ]
     return plots.compose_figure(panels, 2.9)
 
 
-def _measured(frames: Frames) -> LocalWork:
-    found = _predicted.measured_work_by_method(frames)
-    if "dgc" not in found:
-        raise ValueError("nothing to draw: there is no run of DGC")
-    return found["dgc"]
-
-
 def table(frames: Frames) -> Table:
-    free, slow = on_a100()
+    columns = [f"P = {size}" for size in WORKERS]
     rows = [
         {
-            "computing and selecting": where,
-            "computing": 1e3 * parts.compute_s,
-            "selecting": 1e3 * parts.select_s,
+            "computing and selecting": place,
+            "computing": 1e3 * work.compute_s,
+            "selecting": 1e3 * work.select_s,
             "link": name,
-            **dict(zip((f"P = {size}" for size in WORKERS), speedup(parts, link), strict=True)),
+            **dict(zip(columns, speedup(work, link), strict=True)),
         }
-        for where, parts in (
-            ("CPUs, measured", _measured(frames)),
-            ("8 A100, selecting free", free),
-            ("8 A100, selecting as torch.topk", slow),
-        )
+        for place, work in work_by_place(frames).items()
         for name, link in LINKS.items()
     ]
-    units = {"computing": "ms", "selecting": "ms"} | {f"P = {size}": "x" for size in WORKERS}
+    units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "x")
     return Table.from_rows("DGC's speed-up over dense, simulated", rows, units)
 
 
@@ -109,28 +102,30 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     return [
-        claim("zhang.faster-on-1g", least, "1 Gbit/s"),
-        claim("zhang.gains-more-on-1g", least_ratio, "1 Gbit/s", "10 Gbit/s"),
-        claim("zhang.no-help-on-nvlink", most, FAST),
+        claim("zhang.faster-on-1g", least_speedup, "1 Gbit/s"),
+        claim("zhang.gains-more-on-1g", least_speedup_ratio, "1 Gbit/s", "10 Gbit/s"),
+        claim("zhang.no-help-on-nvlink", greatest_speedup, FAST),
     ]
 
 
-def least(frames: Frames, link: str) -> Estimate | None:
-    """The speed-up with the number of workers where it is least."""
-    parts = _predicted.measured_work_by_method(frames).get("dgc")
-    return parts and Estimate(float(speedup(parts, LINKS[link]).min()), n=1)
+def _measured_speedup(frames: Frames, link: str) -> np.ndarray | None:
+    work = _predicted.measured_work_by_method(frames).get("dgc")
+    return None if work is None else speedup(work, LINKS[link])
 
 
-def most(frames: Frames, link: str) -> Estimate | None:
-    """The speed-up with the number of workers where it is greatest."""
-    parts = _predicted.measured_work_by_method(frames).get("dgc")
-    return parts and Estimate(float(speedup(parts, LINKS[link]).max()), n=1)
+def least_speedup(frames: Frames, link: str) -> Estimate | None:
+    """Return the speed-up with the number of workers where it is least."""
+    speedups = _measured_speedup(frames, link)
+    return None if speedups is None else Estimate(float(speedups.min()), n=1)
 
 
-def least_ratio(frames: Frames, slow: str, fast: str) -> Estimate | None:
-    """The speed-up on one link over that on another, with the number of workers where it is least."""
-    parts = _predicted.measured_work_by_method(frames).get("dgc")
-    if parts is None:
-        return None
-    above, below = (speedup(parts, LINKS[link]) for link in (slow, fast))
-    return Estimate(float((above / below).min()), n=1)
+def greatest_speedup(frames: Frames, link: str) -> Estimate | None:
+    """Return the speed-up with the number of workers where it is greatest."""
+    speedups = _measured_speedup(frames, link)
+    return None if speedups is None else Estimate(float(speedups.max()), n=1)
+
+
+def least_speedup_ratio(frames: Frames, slow: str, fast: str) -> Estimate | None:
+    """Return the speed-up on one link over that on another, with the workers where it is least."""
+    above, below = (_measured_speedup(frames, link) for link in (slow, fast))
+    return None if above is None or below is None else Estimate(float((above / below).min()), n=1)

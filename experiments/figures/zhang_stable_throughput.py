@@ -182,7 +182,7 @@ def _seconds(frames: Frames, task: str, method: str) -> Estimate | None:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    measured = captions.join_words(map(format_number, captions.distinct_values(frames, "task.elements")))
+    measured = captions.join_values(frames, "task.elements", format_number)
     return {
         "density": format_number(DENSITY), "links": captions.join_words(LINKS),
         "large_density": format_number(LARGE_DENSITY),
