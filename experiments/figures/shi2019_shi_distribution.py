@@ -129,7 +129,7 @@ def normal_percent_within(edge: float) -> float:
 
 
 def least_above_normal(run: Frames) -> float:
-    """Return by how many points more values are near zero than of a normal distribution, where it is least."""
+    """Return the least of points by which more values are near zero than of a normal distribution."""
     return min(percent_within(run, edge) - normal_percent_within(edge) for edge in EDGES)
 
 

@@ -61,7 +61,7 @@ def timed_keys(frames: Frames, method: str, size: int) -> list[str]:
 
 
 def selection_ms(frames: Frames, method: str, size: int) -> Estimate | None:
-    """Return the milliseconds of adding the gradient to the residual, searching, and emptying the residual."""
+    """Return the milliseconds of adding gradient to residual, searching, and emptying the residual."""
     return phase_time(frames, timed_keys(frames, method, size), "select", unit=1e3)
 
 

@@ -254,7 +254,7 @@ def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
     return {
         "near": format_number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps,
-        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
+        "seeds": captions.join_values(frames, "seed"),
     }  # fmt: skip
 
 

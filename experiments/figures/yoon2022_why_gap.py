@@ -184,7 +184,7 @@ def facts(frames: Frames) -> dict[str, object]:
         "epoch_steps": EPOCH_STEPS,
         "held_out": format_number(scale("why-gap", "paper")["train.held_out"]),
         "seeds": min(len(keys) for keys in by_variant(frames).values()),
-        "steps": captions.join_words(captions.distinct_values(frames, "steps_total")),
+        "steps": captions.join_values(frames, "steps_total"),
     }
 
 

@@ -66,11 +66,11 @@ def table(frames: Frames) -> Table:
     measures: looks.Measures = {f"{size:,}": (partial(percent_kept, size=size), PERCENT) for size in REGIONS}
     drawn = partial(percent_kept, size=REGION, what="shuffled")
     rows = looks.model_rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, PERCENT)})
-    selected = pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
     tensors = [looks.largest_tensor(runs) for runs in looks.frames_by_model(frames).values()]
-    selected.insert(1, "tensor", tensors)
+    table.insert(1, "tensor", tensors)
     title = f"Selected again {LATER} steps later, by the elements of a region"
-    return Table(title, selected, dict.fromkeys(found.columns[2:], "%"))
+    return Table(title, table, dict.fromkeys(table.columns[2:], "%"))
 
 
 def percent_kept(run: Frames, size: int, what: str = "kept") -> float:
