@@ -13,7 +13,7 @@ import torch
 import sparsify
 from analysis.verdicts import verdicts_csv
 from experiments import commands, figures
-from experiments.commands._findings import findings
+from experiments.commands._findings import load_findings
 from experiments.commands.collect import (
     BEGIN,
     END,
@@ -87,7 +87,7 @@ def test_commands_are_understood() -> None:
         shipped = line.replace("cluster=mine", "cluster=generic_slurm")  # whose copy the README calls mine
         command, *words = shlex.split(shipped.partition(" | ")[0], comments=True)
         assert command in commands.names(), line
-        commands.make_parser(command).parsed([word for word in words if word != "--help"])
+        commands.make_parser(command).parse_words([word for word in words if word != "--help"])
         if line in lines and command in WITH_RUNS:
             assert requested_runs([word for word in words if word[0] != "-"]), line
 
@@ -156,5 +156,5 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
 
 def test_the_findings_are_those_of_the_report() -> None:
     told = re.findall(r"(?m)^\d\. \*\*(.+?)\.\*\*", README)
-    assert told == [finding.says for finding in findings()]
-    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.png").is_file() for each in findings())
+    assert told == [finding.says for finding in load_findings()]
+    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.png").is_file() for each in load_findings())

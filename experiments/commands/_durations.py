@@ -1,4 +1,4 @@
-"""How many steps a run will have, and how long it will take on this machine, by runs that were measured."""
+"""Expected steps, durations and memory of runs on this machine, from the records of earlier runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from analysis.pictures.numbers import format_count
@@ -14,167 +13,181 @@ from analysis.records.loading import OWN
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
 
-VIRTUAL, MEMORY, GPU_MEMORY = "virtual", "memory.host_gib", "memory.gpu_gib"
-# Runs are compared that have these in common: of a network, a batch and a place.
-SAME = ("task.name", "task.batch_size", "cluster.where", "timing.mode", "device")
-TOGETHER = ("workers", "cluster.link.name")  # real processes share cores and a link: of those also these
-TURNS = ("alternate.block_steps", "alternate.blocks", "alternate.limit_min", "alternate.until")
-DATA = ("task.name", "train.held_out")  # how many samples an epoch has
+MEMORY = "memory.host_gib"
+GPU_MEMORY = "memory.gpu_gib"
+# Runs are compared that have the same network, batch and place.
+COMPARED_SETTINGS = ("task.name", "task.batch_size", "cluster.where", "timing.mode", "device")
+# Real processes share cores and a link: these must be equal, too.
+COMPARED_OF_PROCESSES = ("workers", "cluster.link.name")
+TURN_SETTINGS = ("alternate.block_steps", "alternate.blocks", "alternate.limit_min", "alternate.until")
 LIKE_THESE = "of the same task, batch and place"
 
 
 class Machine(NamedTuple):
-    """What makes runs of two machines comparable, as records name it."""
+    """The facts by which records of two machines are comparable."""
 
     cpu: str
     cores: int
 
 
 class StepCounts:
-    """Steps of whole runs; how many an epoch has is known by records of epochs of all samples."""
+    """Numbers of steps of whole runs; records of epochs of all samples tell how many samples an epoch has."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        columns = ("task.name", "task.batch_size", "workers", "steps_per_epoch")
-        told = runs.reindex(columns=[*columns, "train.epoch_steps", "train.held_out"])
-        whole = told[told["train.epoch_steps"].isna() & told["steps_per_epoch"].notna()]
-        numbers = [pd.to_numeric(whole[name]) for name in columns[1:]]
-        samples = pd.Series(np.prod(numbers, axis=0), whole.index)
+        factors = ["task.batch_size", "workers", "steps_per_epoch"]
+        columns = runs.reindex(columns=["task.name", *factors, "train.epoch_steps", "train.held_out"])
+        whole = columns[columns["train.epoch_steps"].isna() & columns["steps_per_epoch"].notna()]
+        samples = whole[factors].apply(pd.to_numeric).prod(axis=1)
         held_out = pd.to_numeric(whole["train.held_out"]).fillna(0)
-        self.samples: dict[tuple[str, int], float] = (
-            samples.groupby([whole["task.name"], held_out.rename(DATA[1])]).median().dropna().to_dict()
+        self.epoch_samples: dict[tuple[str, int], float] = (
+            samples.groupby([whole["task.name"], held_out]).median().dropna().to_dict()
         )
 
-    def steps(self, config: Config) -> int | None:
-        """Steps that a run has from its start to its end; None where nothing says how many an epoch has."""
+    def count_steps(self, config: Config) -> int | None:
+        """Return the steps of a whole run; None where nothing says how many steps an epoch has."""
         train = config.train
         if train.steps:  # whatever the epochs are, as experiments/worker/build.py has it
             return int(train.steps)
         if train.epoch_steps:
             return int(train.epochs * train.epoch_steps)
-        samples = self.samples.get((config.task.name, train.held_out))
+        samples = self.epoch_samples.get((config.task.name, train.held_out))
         if samples is None:
             return None
-        return int(train.epochs * math.ceil(samples / (config.workers * config.leaf("task.batch_size"))))
+        samples_per_step = config.workers * config.get_setting("task.batch_size")
+        return int(train.epochs * math.ceil(samples / samples_per_step))
 
 
-class Estimate(NamedTuple):
-    """The expected duration of a run, and the runs by whose durations."""
+class DurationEstimate(NamedTuple):
+    """The expected duration of a run, and the runs that it is estimated from."""
 
     seconds: float
-    by: pd.DataFrame
-    same_method: bool
+    basis: pd.DataFrame
+    is_same_method: bool
 
 
 class DurationModel:
-    """How long runs took from their start to their end, from `Frames.runs`."""
+    """Durations of runs from their start to their end, from `Frames.runs`."""
 
-    def __init__(self, runs: pd.DataFrame, here: Machine) -> None:
-        self.lengths = StepCounts(runs)
-        known = {*SAME, *TOGETHER, "method.name", "took_s", "steps_total"} <= {*runs}
-        timed = runs[runs["took_s"].notna()] if known else runs.iloc[:0]
-        self.turns = _turns(timed)
+    def __init__(self, runs: pd.DataFrame, this_machine: Machine) -> None:
+        self.step_counts = StepCounts(runs)
+        is_complete = {
+            *COMPARED_SETTINGS, *COMPARED_OF_PROCESSES, "method.name", "took_s", "steps_total"
+        } <= {*runs}  # fmt: skip
+        timed = runs[runs["took_s"].notna()] if is_complete else runs.iloc[:0]
+        self.turns = _turn_seconds(timed)
         rows = timed.drop_duplicates("run_id")  # variants that took turns are one run
-        steps, workers, took_s = (
-            pd.to_numeric(rows.reindex(columns=[name])[name]) for name in ("steps_total", "workers", "took_s")
-        )
-        is_virtual = rows.reindex(columns=["cluster.where"])["cluster.where"].eq(VIRTUAL)
-        machine = rows.reindex(columns=["provenance.cpu", "provenance.cores"])
-        found = {
-            "unit_s": took_s / (steps * workers.where(is_virtual, 1)),  # see `work`
-            "in_turns": rows.reindex(columns=["variant"])["variant"].notna(),
-            "is_here": machine["provenance.cpu"].eq(here.cpu) & machine["provenance.cores"].eq(here.cores),
+        used = rows.reindex(
+            columns=[
+                "steps_total", "workers", "took_s", "cluster.where", "provenance.cpu", "provenance.cores",
+                "variant",
+            ]
+        )  # fmt: skip
+        numbers = used[["steps_total", "workers", "took_s"]].apply(pd.to_numeric)
+        sequential = numbers["workers"].where(used["cluster.where"].eq("virtual"), 1)
+        derived = {
+            "sequential_step_s": numbers["took_s"] / (numbers["steps_total"] * sequential),
+            "in_turns": used["variant"].notna(),
+            "is_this_machine": used["provenance.cpu"].eq(this_machine.cpu)
+            & used["provenance.cores"].eq(this_machine.cores),
         }
         # Not assigned one by one: pandas warns of that where there are a hundred columns.
-        rows = pd.concat([rows, pd.DataFrame(found, index=rows.index)], axis=1)
-        self.alike = dict(list(rows.groupby([*SAME]))) if known else {}
+        rows = pd.concat([rows, pd.DataFrame(derived, index=rows.index)], axis=1)
+        self.rows_by_settings = dict(list(rows.groupby([*COMPARED_SETTINGS]))) if is_complete else {}
 
-    def comparable(self, config: Config) -> pd.DataFrame | None:
-        """Runs whose time a step tells that of this config, however many steps they had; None without any.
+    def find_comparable(self, config: Config) -> pd.DataFrame | None:
+        """Return the runs whose time per step is that of this config; None without any.
 
-        Those of which each took turns of its variants are compared with such only.
+        Runs whose variants take turns are compared only with each other.
         """
-        found = self.alike.get(tuple(config.leaf(name) for name in SAME))
-        if found is None:
+        rows = self.rows_by_settings.get(tuple(config.get_setting(name) for name in COMPARED_SETTINGS))
+        if rows is None:
             return None
-        found = found[found["in_turns"] == bool(config.variants)]
+        rows = rows[rows["in_turns"] == bool(config.variants)]
         if config.variants or not isinstance(config.cluster, VirtualCluster):
-            for name in TOGETHER:
-                found = found[found[name] == config.leaf(name)]
-        return found if len(found) else None
+            for name in COMPARED_OF_PROCESSES:
+                rows = rows[rows[name] == config.get_setting(name)]
+        return rows if len(rows) else None
 
-    def estimate(self, config: Config) -> Estimate | None:
-        """By the nearest of the comparable runs; None without any, or where the number of steps is not known.
+    def estimate(self, config: Config) -> DurationEstimate | None:
+        """Return the expected duration by the nearest of the comparable runs.
 
-        Nearest are those of a machine like this one, of these those of the same method, then those with as
-        many workers, then this checkout's own; of runs in turns first those whose turns are as long.
+        The nearest runs are on a machine like this one; of these, runs of the same method are nearer, then
+        those with as many workers, then this checkout's own. Of runs in turns, those with turns of the same
+        length come first.
+
+        Returns:
+            None without comparable runs, or where the number of steps is not known.
         """
-        found = self.comparable(config)
-        if found is None:
+        rows = self.find_comparable(config)
+        if rows is None:
             return None
-        same_method = found["method.name"] == config.method.name
-        asked = pd.Series(
-            {name: config.leaf(name) for name in TURNS} if config.variants else {}, dtype=object
-        )
-        turns = found.reindex(columns=[*asked.index]).astype(object)
-        for nearer in (
-            (turns == asked).all(axis=1), found["is_here"], same_method,
-            found["workers"] == config.workers, found["source"] == OWN,
-        ):  # fmt: skip
-            near = nearer.loc[found.index]
-            found = found[near] if near.any() else found
-        is_same = bool(same_method.loc[found.index].all())
+        is_same_method = rows["method.name"] == config.method.name
+        turns = {name: config.get_setting(name) for name in TURN_SETTINGS} if config.variants else {}
+        requested = pd.Series(turns, dtype=object)
+        recorded = rows.reindex(columns=[*turns]).astype(object)
+        for is_near in (
+            (recorded == requested).all(axis=1),
+            rows["is_this_machine"],
+            is_same_method,
+            rows["workers"] == config.workers,
+            rows["source"] == OWN,
+        ):
+            near = rows[is_near.loc[rows.index]]
+            rows = near if len(near) else rows
+        is_same = bool(is_same_method.loc[rows.index].all())
         if config.variants:  # turns decide how many steps there are
-            return Estimate(self._in_turns(config, found.set_index("run_id")["took_s"]), found, is_same)
-        steps = self.lengths.steps(config)
+            return DurationEstimate(self._seconds_in_turns(config, rows), rows, is_same)
+        steps = self.step_counts.count_steps(config)
         if steps is None:
             return None
-        return Estimate(work(config, steps) * float(found["unit_s"].median()), found, is_same)
+        sequential = config.workers if isinstance(config.cluster, VirtualCluster) else 1
+        seconds = steps * sequential * float(rows["sequential_step_s"].median())
+        return DurationEstimate(seconds, rows, is_same)
 
-    def _in_turns(self, config: Config, took_s: pd.Series[float]) -> float:
-        """Seconds of a run in turns, by others' turns of the same methods, or by their mean where none is."""
+    def _seconds_in_turns(self, config: Config, rows: pd.DataFrame) -> float:
+        """Return the duration of a run in turns, from others' turns of the same methods.
+
+        A method without recorded turns counts as much as the mean of all methods.
+        """
+        took_s = rows.set_index("run_id")["took_s"]
         turns = self.turns[self.turns["run_id"].isin(took_s.index)]
-        of_runs, seconds = (
-            turns.groupby("run_id")["seconds"],
-            turns.groupby("method.name")["seconds"].median(),
-        )
         if turns.empty:
             return float(took_s.median())
-        beside = float((took_s - of_runs.sum()).median())
-        names = [each.config.method.name for each in config.variants]
-        return beside + float(seconds.reindex(names).fillna(of_runs.mean().median()).sum())
+        seconds_by_run = turns.groupby("run_id")["seconds"]
+        seconds_by_method = turns.groupby("method.name")["seconds"].median()
+        besides_s = float((took_s - seconds_by_run.sum()).median())
+        methods = [variant.config.method.name for variant in config.variants]
+        own_turns = seconds_by_method.reindex(methods).fillna(seconds_by_run.mean().median())
+        return besides_s + float(own_turns.sum())
 
-    def memory_gib(self, config: Config) -> float:
-        """What all processes of a run may have together, by runs like it; 0 where none has recorded it."""
-        found = self.comparable(config)
-        if found is None or MEMORY not in found:
+    def max_memory_gib(self, config: Config) -> float:
+        """Return the memory that all processes of a run may have, by runs like it; 0 without a record."""
+        rows = self.find_comparable(config)
+        if rows is None or MEMORY not in rows:
             return 0.0
-        largest = found.loc[found["workers"] == config.workers, MEMORY].max()
+        largest = rows.loc[rows["workers"] == config.workers, MEMORY].max()
         return 0.0 if pd.isna(largest) else float(config.num_processes * largest)
 
 
-def _turns(runs: pd.DataFrame) -> pd.DataFrame:
-    """How long the steps of each variant of a run in turns took together."""
+def _turn_seconds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the seconds of all steps of each variant that took turns in a run."""
     rows = runs.reindex(columns=["run_id", "method.name", "variant", "step_s", "steps_total"])
     # Files of entries share the baseline's turns.
     rows = rows[rows["variant"].notna()].drop_duplicates(["run_id", "variant"])
-    seconds = pd.to_numeric(rows["step_s"]) * pd.to_numeric(rows["steps_total"])
-    found: pd.DataFrame = rows[["run_id", "method.name"]].assign(seconds=seconds).dropna()
-    return found
+    seconds = rows[["step_s", "steps_total"]].apply(pd.to_numeric).prod(axis=1, skipna=False)
+    turns: pd.DataFrame = rows[["run_id", "method.name"]].assign(seconds=seconds).dropna()
+    return turns
 
 
-def work(config: Config, steps: int) -> int:
-    """Steps that are computed one after another: virtual workers take turns, real processes do not."""
-    return steps * (config.workers if isinstance(config.cluster, VirtualCluster) else 1)
-
-
-def basis(estimates: Sequence[Estimate]) -> str:
-    """What estimates rest on: '9 runs of the same task, batch and place, by steps; 2 on a machine ...'."""
-    by = pd.concat([estimate.by for estimate in estimates]).drop_duplicates("run_id")
-    here, others = int(by["is_here"].sum()), sum(not estimate.same_method for estimate in estimates)
-    where = "all" if here == len(by) else (str(here) if here else "none")
-    of_others = f"; {format_count(others, 'runs')} by those of other methods" if others else ""
-    scaled = "" if by["in_turns"].all() else ", scaled to as many steps"  # turns end by the clock
+def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
+    """Return what estimates rest on: '9 runs of the same task, batch and place, ...'."""
+    basis = pd.concat([estimate.basis for estimate in estimates]).drop_duplicates("run_id")
+    num_here = int(basis["is_this_machine"].sum())
+    where = "all" if num_here == len(basis) else str(num_here or "none")
+    num_others = sum(not estimate.is_same_method for estimate in estimates)
+    others = f"; {format_count(num_others, 'runs')} by those of other methods" if num_others else ""
+    scaled = "" if basis["in_turns"].all() else ", scaled to as many steps"  # turns end by the clock
     return (
-        f"{format_count(len(by), 'runs')} {LIKE_THESE}{scaled}; "
-        f"{where} of them on a machine like this one{of_others}"
+        f"{format_count(len(basis), 'runs')} {LIKE_THESE}{scaled}; "
+        f"{where} of them on a machine like this one{others}"
     )

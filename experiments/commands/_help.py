@@ -97,7 +97,7 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
             keys = [
                 key
                 for key in compose.settable_types_of(config)
-                if config.leaf(key) != default_config.leaf(key)
+                if config.get_setting(key) != default_config.get_setting(key)
             ]
         else:
             prefix = PREFIX_BY_GROUP.get(group, f"{group}.")
@@ -119,5 +119,7 @@ def _describe_settings(config: Config, keys: Collection[str]) -> str:
     for key in keys:
         text = meaning_by_key.get(key) or setting_meaning(type_by_key[key])
         values = ranges.describe_type(type_by_key[key])
-        rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{text.rstrip('.')} [{values}]".strip()
+        rows[f"{key}={ranges.format_argument(config.get_setting(key))}"] = (
+            f"{text.rstrip('.')} [{values}]".strip()
+        )
     return format_two_columns(rows, SETTING_COLUMNS)

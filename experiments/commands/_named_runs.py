@@ -1,11 +1,10 @@
-"""What words of a person name: runs, sweeps, their attempts and logs."""
+"""Runs and sweeps that somebody names: their attempts, statuses and logs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,15 @@ from experiments.launch.status import RunStatus, StatusView
 from slurm import commands, environment
 from sparsify.ranges import quote
 
-MOST_LISTED = 20  # names in a refusal
-OF_VARIANT = re.compile(r"^([0-9a-f]{8,12})[/-][a-z0-9-]+$")  # a key's digits, and a variant
-OF_KEY = re.compile(r"[0-9a-f]{8,12}")
+MAX_LISTED = 20  # names in a refusal
+NAME_WITH_VARIANT = re.compile(r"^([0-9a-f]{8,12})[/-][a-z0-9-]+$")  # a key's digits, and a variant
+KEY_DIGITS = re.compile(r"[0-9a-f]{8,12}")
 LOG_LINES = 15  # of each log that a command shows
+NameTest = Callable[[str, str], bool]  # does this word name this run or sweep?
 
 
 def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt:
-    """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
+    """Return the newest attempt of the one run that a word names; refuse other words, with a list of runs."""
     names = folders.store.run_ids()
     if len(words) != 1:
         raise ValueError(
@@ -51,23 +51,24 @@ def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt
 
 
 def match_one_name(word: str, names: Sequence[str]) -> str:
-    """The one of these runs that a word is part of; the refusal of none and of several lists them. With its
-    key may go the variant of which a table or a page tells.
+    """Return the one name that a word is part of; refuse a word that fits none or several, with a list.
+
+    Behind a run's key, a word may have a variant, as tables and pages write it.
     """
     matching = [name for name in names if strip_variant(word) in name]
     if len(matching) != 1:
-        there = listed(matching or names) or "none yet"
+        there = shorten_list(matching or names) or "none yet"
         raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {there}")
     return matching[0]
 
 
 def strip_variant(word: str) -> str:
-    """The part of a run's name in what a table or a page calls it."""
-    return OF_VARIANT.sub(r"\1", word)
+    """Return a word without the variant that tables and pages write behind a run's key."""
+    return NAME_WITH_VARIANT.sub(r"\1", word)
 
 
 def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
-    """The one shipped run that a word is part of, where it is part of no run of this machine."""
+    """Return the one shipped run that a word is part of; None if it is also part of a run of this machine."""
     part = strip_variant(word)
     if any(part in name for name in folders.store.run_ids()):
         return None
@@ -80,12 +81,10 @@ def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
     return None
 
 
-def listed(names: Sequence[str]) -> str:
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
-
-
-NameTest = Callable[[str, str], bool]  # does this word mean this name?
+def shorten_list(names: Sequence[str]) -> str:
+    """Return the names with commas between them, and the number of those beyond the first 20."""
+    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def is_part_of_name(word: str, name: str) -> bool:
@@ -93,23 +92,25 @@ def is_part_of_name(word: str, name: str) -> bool:
 
 
 def is_whole_name(word: str, name: str) -> bool:
-    """Tell whether a word is this name, or the key that it ends in, as far as `list` shows that."""
+    """Tell whether a word is this name, or at least the digits that `list` shows of the key in it."""
     key = name.rpartition("-")[2]
-    return word == name or (OF_KEY.fullmatch(word) is not None and key.startswith(word))
+    return word == name or (KEY_DIGITS.fullmatch(word) is not None and key.startswith(word))
 
 
 def find_sweeps(
-    words: Sequence[str], folders: ResultFolders, means: NameTest = is_part_of_name
+    words: Sequence[str], folders: ResultFolders, is_named: NameTest = is_part_of_name
 ) -> list[Sweep]:
-    """The sweeps that a word names, or of which it names a run; all without words."""
+    """Return the sweeps that a word names, or of which a word names a run; all without words."""
     return [
         sweep
         for sweep in submission.read_sweeps(folders, say)
-        if not words or any(means(word, name) for word in words for name in (sweep.name, *runs_of(sweep)))
+        if not words
+        or any(is_named(word, name) for word in words for name in (sweep.name, *sweep_run_ids(sweep)))
     ]
 
 
-def runs_of(sweep: Sweep) -> Iterator[str]:
+def sweep_run_ids(sweep: Sweep) -> Iterator[str]:
+    """Yield the ids of a sweep's runs."""
     return (run for array in sweep.arrays for job in array.jobs for run in job.runs)
 
 
@@ -117,51 +118,47 @@ def newest_attempts_in_sweeps(
     sweeps: Iterable[Sweep],
     folders: ResultFolders,
     words: Sequence[str] = (),
-    means: NameTest = is_part_of_name,
+    is_named: NameTest = is_part_of_name,
 ) -> list[Attempt]:
-    """The newest attempt of each run of these sweeps that the words name; a sweep's name names all."""
-    found = []
+    """Return the newest attempts of the runs in these sweeps that a word names, itself or by its sweep.
+
+    Without words, all runs are meant.
+    """
+    newest = []
     for sweep in sweeps:
-        is_all = not words or any(means(word, sweep.name) for word in words)
-        for run in runs_of(sweep):
-            is_named = is_all or any(means(word, run) for word in words)
-            if is_named and (attempts := folders.store.attempts(run)):
-                found.append(attempts[-1])
-    return found
+        for run in sweep_run_ids(sweep):
+            is_meant = any(is_named(word, name) for word in words for name in (sweep.name, run))
+            if (is_meant or not words) and (attempts := folders.store.attempts(run)):
+                newest.append(attempts[-1])
+    return newest
 
 
 def label_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """Labels of what varies among the runs of these attempts; or why that can't be read."""
-    configs, troubles = dict[Attempt, dict[str, Any]](), dict[Attempt, str]()
+    """Return labels of what varies among the runs of these attempts; or why a config can't be read."""
+    config_by_attempt = dict[Attempt, dict[str, Any]]()
+    label_by_attempt = dict[Attempt, str]()
     for attempt in attempts:
         try:
-            configs[attempt] = attempt.config
+            config_by_attempt[attempt] = attempt.config
         except DamagedFileError as damage:
-            troubles[attempt] = damage.brief
-    found = dict(zip(configs, label_configs([*configs.values()]), strict=True)) | troubles
-    return [found[attempt] for attempt in attempts]
-
-
-def group_by_slurm_conf(sweeps: Iterable[Sweep]) -> dict[str | None, list[Sweep]]:
-    """Sweeps by the configuration of SLURM that they were submitted with; None: the environment's."""
-    found: dict[str | None, list[Sweep]] = {}
-    for sweep in sweeps:
-        found.setdefault(sweep.slurm_conf, []).append(sweep)
-    return found
+            label_by_attempt[attempt] = damage.brief
+    labels = label_configs([*config_by_attempt.values()])
+    label_by_attempt.update(zip(config_by_attempt, labels, strict=True))
+    return [label_by_attempt[attempt] for attempt in attempts]
 
 
 @contextlib.contextmanager
 def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
-    """Within this, SLURM's commands ask the cluster of a sweep's `slurm_conf`.
+    """Within the block, let SLURM's commands ask the cluster of a sweep's `slurm_conf`.
 
     A results folder can come from anybody, and SLURM's commands load the libraries that their configuration
-    names: a path is taken from there only where this person's own files or environment have it, too.
+    names. So a recorded path is used only where this user's own files or environment name it, too.
 
     Raises:
-        SlurmError: they have not.
+        SlurmError: they do not.
     """
-    own = {*choices.values_in_cluster_files("slurm_conf"), *filter(None, [environment.slurm_conf()])}
-    if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own):
+    own_paths = {*choices.values_in_cluster_files("slurm_conf"), *filter(None, [environment.slurm_conf()])}
+    if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own_paths):
         raise commands.SlurmError(
             f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
             "file of conf/cluster or SLURM_CONF names it, too: if you know that file, export it as SLURM_CONF"
@@ -171,28 +168,21 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
 
 
 def query_statuses(attempts: Iterable[Attempt], folders: ResultFolders) -> dict[Attempt, RunStatus]:
-    """The status of the run of each attempt, as all commands and pages tell it: SLURM is asked once of each
-    cluster that may still be at some of them.
+    """Return the status of each attempt's run, as all commands and pages show it.
+
+    SLURM is asked once of each cluster that may still be at work on some of the runs.
     """
-    by_sweep = defaultdict[str | None, list[Attempt]](list)
-    for attempt in attempts:
-        by_sweep[None if attempt.state == DAMAGED else attempt.manifest.get("sweep")].append(attempt)
-    conf_of = {
-        sweep.name: sweep.slurm_conf
-        for sweep in submission.read_sweeps(folders, say)
-        if by_sweep.keys() - {None}
-    }
-    by_conf = defaultdict[str | None, list[Attempt]](list)
-    for name, of_sweep in by_sweep.items():
-        by_conf[conf_of.get(name or "")] += of_sweep
-    views = {conf: query_cluster(conf, of_conf, folders) for conf, of_conf in by_conf.items()}
-    return {attempt: views[conf].run_status(attempt) for conf, mine in by_conf.items() for attempt in mine}
+    conf_by_sweep = {sweep.name: sweep.slurm_conf for sweep in submission.read_sweeps(folders, say)}
+    conf_by_attempt = {attempt: conf_by_sweep.get(_sweep_name(attempt)) for attempt in attempts}
+    attempts_by_conf: dict[str | None, list[Attempt]] = {}
+    for attempt, conf in conf_by_attempt.items():
+        attempts_by_conf.setdefault(conf, []).append(attempt)
+    view_by_conf = {conf: query_cluster(conf, same, folders) for conf, same in attempts_by_conf.items()}
+    return {attempt: view_by_conf[conf].run_status(attempt) for attempt, conf in conf_by_attempt.items()}
 
 
 def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: ResultFolders) -> StatusView:
-    """SLURM asked once of attempts of one cluster. Where it can't be asked, what lies on the disk is all
-    there is, which is said.
-    """
+    """Ask SLURM once about attempts of one cluster; where it does not answer, view the files alone."""
     try:
         with use_recorded_slurm_conf(conf):
             return StatusView.query(folders, attempts)
@@ -201,14 +191,19 @@ def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: Result
         return StatusView(folders, None)
 
 
+def _sweep_name(attempt: Attempt) -> str:
+    """Return the name of the sweep that an attempt was submitted with; '' for other attempts."""
+    return "" if attempt.state == DAMAGED else attempt.manifest.get("sweep") or ""
+
+
 def find_logs(attempt: Attempt, folders: ResultFolders) -> list[Path]:
-    """Files of what an attempt's processes printed, by rank."""
-    sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
+    """Return the files with the output of an attempt's processes, by rank."""
+    sweep = _sweep_name(attempt)
     if not sweep:
         folder = folders.launch(attempt)
         return [] if folder.is_symlink() else sorted(folder.glob("*_log.*"))
-    found = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
-    return sorted(path for path in found if not _is_empty(path))
+    logs = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
+    return sorted(log for log in logs if not _is_empty(log))
 
 
 def _is_empty(log: Path) -> bool:
@@ -219,17 +214,14 @@ def _is_empty(log: Path) -> bool:
 
 
 def read_last_lines(log: Path) -> list[str]:
-    """The end of a log, or why there is none to show; a link is not followed."""
+    """Return the end of a log, or a line that says why there is none; a link is not followed."""
     try:
-        return (
-            read_bytes(log, MAX_LOG_BYTES, follows_link=False)
-            .decode(errors="replace")
-            .splitlines()[-LOG_LINES:]
-        )
+        content = read_bytes(log, MAX_LOG_BYTES, follows_link=False)
     except DamagedFileError as damage:
         return [damage.brief]
     except FileNotFoundError:
         return [f"{log.name} is not there any more"]
+    return content.decode(errors="replace").splitlines()[-LOG_LINES:]
 
 
 def check_slurm_cluster(planned: Sequence[PlannedRun]) -> None:

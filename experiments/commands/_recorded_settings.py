@@ -1,4 +1,4 @@
-"""`run again=NAME`: the settings of a recorded run, of this checkout or shipped with it, as words."""
+"""The settings of recorded runs as words: `run again=NAME`, where the run is this checkout's or shipped."""
 
 from __future__ import annotations
 
@@ -20,43 +20,47 @@ AGAIN = "again="
 
 
 def expand_recorded_run(words: Sequence[str], folders: ResultFolders) -> list[str]:
-    """The words, with the settings of the run that `again=` names before the others, which replace its own.
+    """Return the words with `again=NAME` replaced by the settings of the run that it names.
+
+    Settings among the other words replace the run's own.
 
     Raises:
-        ValueError: it names none, or several; or no words mean that run any more.
+        ValueError: `again=` names no run, or several; or no words mean that run any more.
     """
     names = [word.removeprefix(AGAIN) for word in words if word.startswith(AGAIN)]
     if not names:
         return [*words]
     if len(names) > 1:
         raise ValueError(f"{AGAIN} names one run, and there are {len(names)}")
-    others = [word for word in words if not word.startswith(AGAIN)]
-    given = {word.partition("=")[0] for word in others}
-    own = compose.recover_run(*_recorded(names[0], folders)).words()
-    return [*(word for word in own if word.partition("=")[0] not in given), *others]
+    other_words = [word for word in words if not word.startswith(AGAIN)]
+    other_keys = {word.partition("=")[0] for word in other_words}
+    recorded_words = compose.recover_run(*_read_configs(names[0], folders)).to_words()
+    return [*(word for word in recorded_words if word.partition("=")[0] not in other_keys), *other_words]
 
 
-def _recorded(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str, Any]], str]:
-    """The configurations of the variants of the run that a word names (its own, without a name, where it has
-    none), and its key.
+def _read_configs(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the configurations of the run that a word names, by variant, and the run's key.
+
+    A run without variants has one configuration, under ''.
     """
-    own = folders.store.run_ids()
+    own_names = folders.store.run_ids()
     shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
-    name = match_one_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
-    if name in own and (attempts := folders.store.attempts(name)):
-        config = _newest_config(attempts)
+    name = match_one_name(word, list(dict.fromkeys([*own_names, *(row["run_id"] for row in shipped)])))
+    if name in own_names and (attempts := folders.store.attempts(name)):
+        config = _newest_readable_config(attempts)
         return configs_by_variant(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]
-    variants = ["" if is_missing(row["variant"]) else row["variant"] for row in rows]
-    configs = (json.loads(row["config_json"]) for row in rows)
-    return dict(zip(variants, configs, strict=True)), rows[0]["key"].partition("/")[0]
+    configs = {
+        "" if is_missing(row["variant"]) else row["variant"]: json.loads(row["config_json"]) for row in rows
+    }
+    return configs, rows[0]["key"].partition("/")[0]
 
 
-def _newest_config(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return the configuration of these attempts, which is that of all, from the newest that has it whole.
+def _newest_readable_config(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return the configuration of a run from its newest attempt that has it whole.
 
     Raises:
-        DamagedFileError: none has.
+        DamagedFileError: no attempt has.
     """
     for attempt in reversed(attempts[1:]):
         with contextlib.suppress(DamagedFileError):

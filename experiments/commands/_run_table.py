@@ -1,12 +1,11 @@
-"""Runs as a table for people: only the leaves that tell them apart, then what they came to."""
+"""Tables of runs for people: the settings that tell the runs apart, then their outcomes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.records import loading
@@ -22,93 +21,111 @@ from experiments.commands._named_runs import query_statuses, strip_variant
 from experiments.config.folders import ResultFolders
 from sparsify.ranges import format_value, quote, suggest_similar
 
-MOST_LEAVES = 4  # that have a column of their own
-OTHER_SETTINGS = "settings"  # the column of those that have none of their own
+MAX_SETTING_COLUMNS = 4  # if more settings vary, some share a column
+OTHER_SETTINGS = "settings"  # the shared column
 KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
 CHOICES = ("method", "task", "cluster")  # filters say method=topk for method.name=topk
-OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
-AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+COLUMN_BY_FILTER = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
+AGE_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def load_runs(folders: ResultFolders) -> pd.DataFrame:
-    """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
-    last = folders.store.last_number_by_run()
-    for run in sorted({*folders.store.run_ids()} - {*last}):
+    """Return a row for each run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
+    newest_numbers = folders.store.last_number_by_run()
+    for run in sorted({*folders.store.run_ids()} - {*newest_numbers}):
         say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
     frames = loading.load_by_source(folders.results, folders.shipped, ["runs"], say)
     own = frames[loading.OWN].runs
-    whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
-    # A run that was measured before an attempt that failed is shown as what it is now.
-    replaced = [run for run, number in last.items() if whole.get(run) != number]
-    kept = own[~own["run_id"].isin(replaced)] if len(own) else own
-    became_of = query_statuses([folders.store.attempts(run)[-1] for run in replaced], folders)
-    rows = pd.DataFrame([_unfinished(attempt, status.display_state) for attempt, status in became_of.items()])
     shipped = frames[loading.SHIPPED].runs
-    found = pd.concat(
-        [kept.assign(state=run_states(kept)), rows, shipped.assign(state=run_states(shipped))],
-        ignore_index=True,
-    )
-    return loading.add_items_and_sweeps(found, folders.results, folders.shipped)
+    whole_numbers = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
+    # A run whose newest attempt is not whole is shown in the state of that attempt.
+    unfinished = [run for run, number in newest_numbers.items() if whole_numbers.get(run) != number]
+    if len(own):
+        own = own[~own["run_id"].isin(unfinished)]
+    statuses = query_statuses([folders.store.attempts(run)[-1] for run in unfinished], folders)
+    rows = [_unfinished_row(attempt, status.display_state) for attempt, status in statuses.items()]
+    parts = [
+        own.assign(state=run_states(own)),
+        pd.DataFrame(rows),
+        shipped.assign(state=run_states(shipped)),
+    ]
+    runs = pd.concat(parts, ignore_index=True)
+    return loading.add_items_and_sweeps(runs, folders.results, folders.shipped)
 
 
-def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
-    """A row of what is known of a run whose newest attempt is not whole."""
-    names = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
-    row: dict[str, Any] = {**names, "source": loading.OWN}
+def _unfinished_row(attempt: Attempt, state: str) -> dict[str, Any]:
+    """Return the row of a run whose newest attempt is not whole."""
+    row: dict[str, Any] = {
+        "run_id": attempt.run_id,
+        "key": attempt.key,
+        "attempt": attempt.number,
+        "source": loading.OWN,
+        "state": state,
+    }
     try:
-        manifest, config = attempt.manifest, attempt.config
+        manifest = attempt.manifest
+        config = attempt.config
     except DamagedFileError:
-        return {**row, "state": state}
+        return row
     times = {name: manifest.get(name) for name in ("started", "ended")}
-    return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
+    return {**row, **flatten(config), **times, "config_json": json.dumps(config)}
 
 
 def filter_runs(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
-    """The runs that all words mean: `method=topk,dgc`, `seed=0`, `state=failed`, `sweep=thesis`, an item such
-    as `fig3`, or part of a run's name.
+    """Return the runs that all words fit.
 
-    Without `source=`, own runs; where none of those is meant, shipped ones.
+    A word is `method=topk,dgc`, `seed=0`, `state=failed`, `sweep=thesis`, an item such as `fig3`, or part of
+    a run's name. Without `source=`, own runs are meant, or shipped ones where no own run fits.
 
     Raises:
-        ValueError: a word that means nothing here.
+        ValueError: a word is no filter.
     """
-    meant = np.logical_and.reduce([np.ones(len(runs), bool), *(_matching(runs, word) for word in words)])
-    is_own = runs["source"] == loading.OWN
-    if not any(word.startswith("source=") for word in words) and (meant & is_own).any():
-        meant = meant & is_own
-    found: pd.DataFrame = runs[meant].reset_index(drop=True)
-    return found
+    for word in words:
+        runs = runs[_fits_filter(runs, word)]
+    own = runs[runs["source"] == loading.OWN]
+    if len(own) and not any(word.startswith("source=") for word in words):
+        runs = own
+    chosen: pd.DataFrame = runs.reset_index(drop=True)
+    return chosen
 
 
-def _matching(runs: pd.DataFrame, word: str) -> Any:
+def _fits_filter(runs: pd.DataFrame, word: str) -> Any:
+    """Return True for each run that a word fits."""
     name, equals, text = word.partition("=")
     if not equals:
         part = strip_variant(word)
         is_named = runs["run_id"].str.contains(part, regex=False)
         if part != word and "variant" in runs:
             is_named &= runs["variant"].isna() | runs["variant"].eq(word[len(part) + 1 :])
-        return _lists(runs, "items", [word]) | is_named
-    column = OTHERS.get(name, f"{name}.name" if name in CHOICES else name)
-    wanted = text.split(",")
+        return _has_listed(runs, "items", [word]) | is_named
+    column = COLUMN_BY_FILTER.get(name, f"{name}.name" if name in CHOICES else name)
+    wanted_values = text.split(",")
     if column in ("items", "sweeps"):
-        return _lists(runs, column, wanted)
+        return _has_listed(runs, column, wanted_values)
     if column not in runs:
-        known = [*OTHERS, *CHOICES, *(str(column) for column in runs if not str(column).endswith("_json"))]
+        known = [
+            *COLUMN_BY_FILTER,
+            *CHOICES,
+            *(name for name in map(str, runs) if not name.endswith("_json")),
+        ]
         raise ValueError(
             f"no filter {quote(name)}{suggest_similar(format_value(name), known)}: a leaf of the "
             "configuration (method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, "
             "an item, or part of a run's name"
         )
-    values = runs[column].map(lambda value: IMPLIED_SETTINGS.get(column) if is_missing(value) else value)
-    return values.map(lambda value: any(_is(value, one) for one in wanted))
+    implied = IMPLIED_SETTINGS.get(column)
+    values = runs[column].map(lambda value: implied if is_missing(value) else value)
+    return values.map(lambda value: any(_is_written_as(value, wanted) for wanted in wanted_values))
 
 
-def _lists(runs: pd.DataFrame, column: str, wanted: Collection[str]) -> Any:
+def _has_listed(runs: pd.DataFrame, column: str, wanted: Collection[str]) -> Any:
+    """Return True for each run whose text in a column lists one of these words."""
     texts = runs[column] if column in runs else pd.Series(None, runs.index, dtype=object)
     return texts.map(lambda text: isinstance(text, str) and not {*wanted}.isdisjoint(text.split(", ")))
 
 
-def _is(value: Any, text: str) -> bool:
+def _is_written_as(value: Any, text: str) -> bool:
+    """Tell whether a text is how somebody may write a value."""
     try:
         return float(value) == float(text)
     except (TypeError, ValueError):
@@ -116,83 +133,88 @@ def _is(value: Any, text: str) -> bool:
 
 
 def make_run_table(runs: pd.DataFrame, in_order: bool = False) -> Table:
-    """These runs, the newest last unless they are `in_order` already."""
+    """Return a table of these runs, the newest last unless they are `in_order` already."""
     if not len(runs):
         return Table("", pd.DataFrame())
     if "started" in runs and not in_order:
         runs = runs.sort_values("started", kind="stable", na_position="first")
-    rows = [{str(name): value for name, value in row.items()} for row in runs.to_dict("records")]
-    configs = run_configs(runs)
-    columns = {"run": [_name(row) for row in rows], **_settings(configs)}
-    others = columns.pop(OTHER_SETTINGS, None)
-    columns.update(_outcomes(rows))
-    states = [row["state"] for row in rows]
-    columns |= {"state": states} if set(states) != {DONE} else {}
-    sources = [row["source"] for row in rows]
-    columns |= {"source": sources} if len(set(sources)) > 1 else {}
-    columns["age"] = [_age(row) for row in rows]
-    columns |= {OTHER_SETTINGS: others} if others else {}
-    units = {one.listed: one.unit + one.per for one in TITLES.values() if one.listed in columns}
-    return Table("", pd.DataFrame(columns, dtype=object), units, _note(rows) if "step" in columns else "")
+    runs = runs.reset_index(drop=True)
+    variants = runs.reindex(columns=["variant"])["variant"]
+    names = [
+        str(key)[:KEY_DIGITS] + (f"/{variant}" if isinstance(variant, str) else "")
+        for key, variant in zip(runs["key"], variants, strict=True)
+    ]
+    columns = {"run": names, **_setting_columns(run_configs(runs))}
+    other_settings = columns.pop(OTHER_SETTINGS, None)
+    columns |= outcome_columns(runs)
+    if set(runs["state"]) != {DONE}:
+        columns["state"] = [*runs["state"]]
+    if len(set(runs["source"])) > 1:
+        columns["source"] = [*runs["source"]]
+    times = runs.reindex(columns=["ended", "started"])
+    columns["age"] = [*map(_format_age, times["ended"].where(times["ended"].notna(), times["started"]))]
+    if other_settings:
+        columns[OTHER_SETTINGS] = other_settings
+    units = {title.listed: title.unit + title.per for title in TITLES.values() if title.listed in columns}
+    note = _describe_simulated(runs[runs["step_s"].notna()]) if "step" in columns else ""
+    return Table("", pd.DataFrame(columns, dtype=object), units, note)
 
 
 def run_configs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Configurations of these runs; {} of one whose record is damaged."""
-    texts = runs["config_json"] if "config_json" in runs else [None] * len(runs)
+    """Return the configurations of these runs; {} of a run whose record is damaged."""
+    texts = runs.reindex(columns=["config_json"])["config_json"]
     return [json.loads(text) if isinstance(text, str) else {} for text in texts]
 
 
-def _note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on step times that were not measured."""
-    simulated = [row.get("simulated") is True for row in rows if not is_missing(row.get("step_s"))]
-    which = "" if all(simulated) else " of virtual workers"
-    told = f"Step times{which} are simulated: waits and transfers follow the model of a link."
-    return told if any(simulated) else ""
+def _describe_simulated(timed: pd.DataFrame) -> str:
+    """Return a sentence on step times that were not measured; empty without any."""
+    is_simulated = timed.reindex(columns=["simulated"])["simulated"].eq(True)
+    if not is_simulated.any():
+        return ""
+    which = "" if is_simulated.all() else " of virtual workers"
+    return f"Step times{which} are simulated: waits and transfers follow the model of a link."
 
 
-def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Outcomes that some of the runs have; the loss of those without an accuracy."""
-    found = {
-        title.listed: [
-            None
-            if is_missing(row.get(column)) or (column == "val_loss" and not is_missing(row.get("val_top1")))
-            else title.factor * float(row[column])
-            for row in rows
-        ]
-        for column, title in TITLES.items()
-        if title.listed
-    }
-    return {title: values for title, values in found.items() if any(value is not None for value in values)}
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    variant = row.get("variant")
-    return str(row["key"])[:KEY_DIGITS] + (f"/{variant}" if isinstance(variant, str) else "")
-
-
-def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A column for each leaf that varies; where they are many, those behind the density share one."""
-    leaves = dict.fromkeys(["method.name", *distinguishing_leaves([config for config in configs if config])])
-    values = {leaf: [_leaf(config, leaf) for config in configs] for leaf in leaves}
-    alone = [leaf for leaf in leaves if len(leaves) <= MOST_LEAVES or leaf in ALWAYS_SHOWN]
-    columns = {short_name(leaf): values.pop(leaf) for leaf in alone}
-    if values:
-        told = [
-            [f"{short_name(leaf)}={value}" * (value is not None) for value in values[leaf]] for leaf in values
-        ]
-        columns[OTHER_SETTINGS] = [" ".join(filter(None, words)) for words in zip(*told, strict=True)]
+def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return the outcomes that some runs have, by title; the loss only of runs without an accuracy."""
+    columns = {}
+    for name, title in TITLES.items():
+        if title.listed and name in runs:
+            values = title.factor * pd.to_numeric(runs[name])
+            if name == "val_loss" and "val_top1" in runs:
+                values = values.where(runs["val_top1"].isna())
+            if values.notna().any():
+                columns[title.listed] = values.tolist()
     return columns
 
 
-def _leaf(config: Mapping[str, Any], leaf: str) -> str | None:
+def _setting_columns(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return a column for each leaf that varies; if they are many, leaves behind the density share one."""
+    readable = [config for config in configs if config]
+    leaves = dict.fromkeys(["method.name", *distinguishing_leaves(readable)])
+    columns = dict[str, list[Any]]()
+    shared = [list[str]() for _ in configs]
+    for leaf in leaves:
+        texts = [_leaf_text(config, leaf) for config in configs]
+        if len(leaves) <= MAX_SETTING_COLUMNS or leaf in ALWAYS_SHOWN:
+            columns[short_name(leaf)] = texts
+            continue
+        for words, text in zip(shared, texts, strict=True):
+            words += [] if text is None else [f"{short_name(leaf)}={text}"]
+    if any(shared):
+        columns[OTHER_SETTINGS] = [" ".join(words) for words in shared]
+    return columns
+
+
+def _leaf_text(config: dict[str, Any], leaf: str) -> str | None:
     value = flatten(config).get(leaf, IMPLIED_SETTINGS.get(leaf) if config else None)
     return None if is_missing(value) else format_setting(value)
 
 
-def _age(row: Mapping[str, Any]) -> str | None:
-    at = next((row[name] for name in ("ended", "started") if isinstance(row.get(name), str)), None)
-    if at is None:
+def _format_age(timestamp: Any) -> str | None:
+    """Return the time since a timestamp in its largest unit; None for a cell without one."""
+    if not isinstance(timestamp, str):
         return None
-    seconds = max(0.0, (pd.Timestamp.now("UTC") - pd.Timestamp(at)).total_seconds())
-    unit, length = next(((unit, length) for unit, length in AGES if seconds >= length), AGES[-1])
-    return f"{seconds / length:.0f} {unit}"
+    age_s = max(0.0, (pd.Timestamp.now("UTC") - pd.Timestamp(timestamp)).total_seconds())
+    unit, unit_s = next((pair for pair in AGE_UNITS if age_s >= pair[1]), AGE_UNITS[-1])
+    return f"{age_s / unit_s:.0f} {unit}"

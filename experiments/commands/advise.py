@@ -173,8 +173,8 @@ def _network(config: Mapping[str, Any]) -> Network:
             f"cluster={cluster['name']}: link={link['name']} has no alpha and beta, so what communication "
             "takes can't be predicted; choose another link=, as ethernet_10g or nvlink3"
         )
-    between, inside = LinkSettings.built(link).numbers("link"), cluster.get("inside")
-    fast = LinkSettings.built(inside).numbers("inside") if inside else None
+    between, inside = LinkSettings.from_dict(link).to_link("link"), cluster.get("inside")
+    fast = LinkSettings.from_dict(inside).to_link("inside") if inside else None
     algorithm = DIRECT_ALGORITHM if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 

@@ -8,12 +8,11 @@ from experiments.commands._arguments import SweepsAndRuns
 from experiments.commands._messages import say
 from experiments.commands._named_runs import (
     find_sweeps,
-    group_by_slurm_conf,
     is_part_of_name,
     is_whole_name,
-    listed,
     newest_attempts_in_sweeps,
-    runs_of,
+    shorten_list,
+    sweep_run_ids,
     use_recorded_slurm_conf,
 )
 from experiments.config.folders import ResultFolders
@@ -27,63 +26,69 @@ GROUP = "cluster"
 
 
 def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
-    """End jobs; what is finished or saved is kept.
+    """Cancel jobs of sweeps and runs; finished and saved work is kept.
 
     Args:
-        words: the names of sweeps and runs whose jobs end, or runs' keys as `list` shows them.
-        matching: also of those whose names have one of the words in them.
+        words: the names of sweeps and runs whose jobs are cancelled, or runs' keys as `list` shows them.
+        matching: cancel also the jobs of those that have one of the words in their names.
     """
-    folders, means = ResultFolders(), is_part_of_name if matching else is_whole_name
+    folders = ResultFolders()
+    is_named = is_part_of_name if matching else is_whole_name
     if not words:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
-    chosen = find_sweeps(words, folders, means)
     for word in words:
-        if not find_sweeps([word], folders, means):
-            raise ValueError(_unknown(word, folders))
-    ended, given_up, refused = 0, list[Attempt](), list[str]()
-    for conf, sweeps in group_by_slurm_conf(chosen).items():
+        if not find_sweeps([word], folders, is_named):
+            raise ValueError(_explain_unknown_name(word, folders))
+    sweeps = find_sweeps(words, folders, is_named)
+    num_cancelled = 0
+    num_given_up = 0
+    refusals = list[str]()
+    for conf in dict.fromkeys(sweep.slurm_conf for sweep in sweeps):
+        of_cluster = [sweep for sweep in sweeps if sweep.slurm_conf == conf]
         try:
             with use_recorded_slurm_conf(conf):
-                done = _cancel(newest_attempts_in_sweeps(sweeps, folders, words, means), folders)
+                attempts = newest_attempts_in_sweeps(of_cluster, folders, words, is_named)
+                result = _cancel_attempts(attempts, folders)
         except commands.SlurmError as error:
-            refused.append(str(error))
+            refusals.append(str(error))
         else:
-            ended, given_up = ended + done.ended, given_up + done.given_up
-            refused += done.refused
-    if ended:
-        print(f"cancelled {ended} jobs; `submit` with the same words goes on where checkpoints are")
-    if given_up:
-        print(f"gave up {len(given_up)} runs whose jobs SLURM does not show; a job that begins ends at once")
-    if refused:
-        raise ValueError("; ".join(refused))
-    if not ended and not given_up:
+            num_cancelled += result.num_cancelled
+            num_given_up += result.num_given_up
+            refusals += result.refusals
+    if num_cancelled:
+        print(f"cancelled {num_cancelled} jobs; `submit` with the same words goes on where checkpoints are")
+    if num_given_up:
+        print(f"gave up {num_given_up} runs whose jobs SLURM does not show; a job that begins ends at once")
+    if refusals:
+        raise ValueError("; ".join(refusals))
+    if not num_cancelled and not num_given_up:
         say(f"nothing to cancel: {format_value(' '.join(words))} has ended already")
     return 0
 
 
-def _unknown(word: str, folders: ResultFolders) -> str:
-    """The refusal of a word that is no whole name."""
-    near = find_sweeps([word], folders)
-    names = [sweep.name for sweep in near if word in sweep.name]
-    names = names or [run for sweep in near for run in runs_of(sweep) if word in run]
+def _explain_unknown_name(word: str, folders: ResultFolders) -> str:
+    """Return the refusal of a word that is no whole name."""
+    sweeps = find_sweeps([word], folders)
+    names = [sweep.name for sweep in sweeps if word in sweep.name]
+    names = names or [run for sweep in sweeps for run in sweep_run_ids(sweep) if word in run]
     if not names:
         return f"no sweep or run {quote(word)} was submitted; `status` lists them"
     return (
-        f"{quote(word)} is part of a name, and `cancel` wants it whole: {listed(names)}; --matching ends "
-        "all that have it in their names"
+        f"{quote(word)} is part of a name, and `cancel` wants it whole: {shorten_list(names)}; --matching "
+        "ends all that have it in their names"
     )
 
 
-class Cancelled(NamedTuple):
-    """What became of jobs of one cluster."""
+class CancelResult(NamedTuple):
+    """Numbers of cancelled jobs and given up runs of one cluster."""
 
-    ended: int
-    given_up: list[Attempt]  # whose jobs SLURM does not show
-    refused: list[str]  # what SLURM said of those that go on
+    num_cancelled: int
+    num_given_up: int  # runs whose jobs SLURM does not show
+    refusals: list[str]  # SLURM's words on jobs that go on
 
 
-def _cancel(attempts: Sequence[Attempt], folders: ResultFolders) -> Cancelled:
+def _cancel_attempts(attempts: Sequence[Attempt], folders: ResultFolders) -> CancelResult:
     """Cancel the jobs of these attempts that are under way on one cluster, and close the unknown ones."""
     view = StatusView.query_settled(folders, attempts, say)
     states = {attempt: view.run_status(attempt) for attempt in attempts}
@@ -96,12 +101,12 @@ def _cancel(attempts: Sequence[Attempt], folders: ResultFolders) -> Cancelled:
         if run.is_under_way and (report := view.job_report(attempt)).status == "queued"
     }
     if wanted:
-        say(f"ends {listed([attempt.run_id for attempt in wanted])}")
+        say(f"ends {shorten_list([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:
         (folders.launch(attempt) / CANCEL_FILE).touch()
     refused = jobs.cancel_jobs(wanted.values())
     for attempt, report in wanted.items():
         if report in refused:
             (folders.launch(attempt) / CANCEL_FILE).unlink(missing_ok=True)
-    why = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
-    return Cancelled(len({*wanted.values()} - {*refused}), unknown, why)
+    refusals = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
+    return CancelResult(len({*wanted.values()} - {*refused}), len(unknown), refusals)

@@ -30,7 +30,7 @@ from experiments.commands._drawing import (
     load_readable_figures,
     select_run_ids,
 )
-from experiments.commands._findings import chosen
+from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.figure import Figure
@@ -239,7 +239,7 @@ def readme_verdicts(rows: Sequence[verdicts.ItemVerdict]) -> str:
     words = verdicts.holm_adjusted_words(rows)
     found = {verdict.claim.id: (word, verdict) for word, (_, verdict) in zip(words, rows, strict=True)}
     lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
-    for one in chosen():
+    for one in [claim for finding in load_findings() for claim in finding.claims]:
         if one.claim in found:
             word, verdict = found[one.claim]
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""

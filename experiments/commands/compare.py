@@ -67,7 +67,7 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     ordered = runs.sort_values(order, kind="stable", na_position="first")
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    wanted = [compose.recover_run({"": each}, run_key(each)).words() for each in run_configs(ordered)]
+    wanted = [compose.recover_run({"": each}, run_key(each)).to_words() for each in run_configs(ordered)]
     return new.write("figure", name, new.figure(name, compared.title, wanted, given))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -99,7 +99,7 @@ def _add_arguments(parser: CommandParser, command: str, typed_words: Sequence[st
 
 def _list_words(kinds: Sequence[WordKind], typed_words: Sequence[str], prefix: str, **_: object) -> list[str]:
     """Return the words of these kinds that a shell may offer for a prefix."""
-    list_by_kind = {
+    list_by_kind: dict[WordKind, Callable[[], list[str]]] = {
         WordKind.ITEM: lambda: list(figures.files_by_item()),
         WordKind.SETTING: lambda: list_setting_words(prefix, typed_words),
         WordKind.RUN: lambda: _sort_plain_names(ResultFolders().store.run_ids()),
@@ -173,7 +173,7 @@ def _settable_types(typed_words: Iterable[str]) -> dict[str, Any]:
             _entry_name("method", method) or default_method,
             _entry_name("task", task) or default_task,
             CLUSTERS.get(option_by_group["cluster"], SlurmCluster),
-            AnyContainer.kind({"name": option_by_group["container"]}),
+            AnyContainer.subclass_for({"name": option_by_group["container"]}),
         )
     return choices.settable_types(type_by_key)
 

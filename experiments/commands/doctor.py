@@ -56,7 +56,9 @@ def doctor(
     for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)):
         print(f"{finding.verdict:5}  {finding.subject:{SUBJECT_COLUMNS}} {finding.text}")
     fields = dict(field for finding in findings for field in finding.fields.items())
-    new_fields = {field: value for field, value in fields.items() if config.leaf(f"cluster.{field}") != value}
+    new_fields = {
+        field: value for field, value in fields.items() if config.get_setting(f"cluster.{field}") != value
+    }
     if observed.cluster is not None and new_fields:
         lines = [_format_field(*field) for field in new_fields.items()]
         if file is None:
@@ -69,8 +71,10 @@ def doctor(
 
 def _resolve_full_node(words: Sequence[str]) -> Config:
     """Return the config of a run that fills one node of the cluster."""
-    asked = Run.of([word for word in words if not word.startswith("profile=")])
-    run = Run.of({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": requested_profile(words)}
+    asked = Run.coerce([word for word in words if not word.startswith("profile=")])
+    run = (
+        Run.coerce({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": requested_profile(words)}
+    )
     config = compose.resolve(run)
     if "workers" not in run.settings and isinstance(config.cluster, SlurmCluster):
         config = compose.resolve(run | {"workers": config.cluster.workers_per_node})

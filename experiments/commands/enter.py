@@ -109,7 +109,7 @@ def enter(
 def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     """The tier, and the entries that words name."""
     names = [word for word in words if "=" not in word]
-    settings = dict(Run.of([word for word in words if "=" in word]).settings)
+    settings = dict(Run.coerce([word for word in words if "=" in word]).settings)
     tier = str(settings.pop("profile", TIER))
     if cluster := str(settings.pop("cluster", "")):
         tier += AT + cluster
@@ -325,7 +325,11 @@ def sentence(cell: Cell) -> str:
         else ""
     )
     where = f"{cell.task}, {cell.workers} workers, {cell.link}"
-    reached = f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)" if cell.seeds_at_target < cell.seeds else ""
+    reached = (
+        f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)"
+        if cell.seeds_at_target < cell.seeds
+        else ""
+    )
     return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"
 
 

@@ -14,7 +14,7 @@ from experiments.commands._durations import (
     DurationModel,
     Machine,
     StepCounts,
-    basis,
+    describe_basis,
 )
 from experiments.commands._messages import say
 from experiments.commands._named_runs import check_slurm_cluster
@@ -31,19 +31,20 @@ from experiments.launch.progress_bar import labels_by_run
 from experiments.worker.cores import cpu_model
 
 GROUP = "cluster"
-LISTED = 30  # jobs that are described one by one
+MAX_LISTED = 30  # jobs that are described one by one
 ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
 
 
 def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) -> int:
-    """What these words would cost: of a SLURM cluster arrays and node-hours, of this machine minutes.
+    """Show the arrays and node-hours that runs take on a SLURM cluster, or the minutes on this machine.
+
     Nothing is submitted, and nothing runs.
 
     Args:
         words: figures, with settings for their runs; or the settings of one run, or of a grid
             (method=topk,dgc seed=0,1,2).
-        sbatch: show what sbatch is given.
-        all: of a figure, also the runs that make it firmer, mostly with more seeds.
+        sbatch: show the scripts for sbatch.
+        all: count also the runs that make a figure firmer, mostly with more seeds.
     """
     name, configs = requested_runs(words, all)
     try:
@@ -51,68 +52,64 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
-    folders, block = ResultFolders(), planned[0].config.launch.block
+    folders = ResultFolders()
     if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
-        _print_here(name, planned, find_unmeasured_runs(planned, folders, say), folders)
+        todo = find_unmeasured_runs(planned, folders, say)
+        print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
+        for line in _expect_on_this_machine(todo, folders) if todo else ():
+            print(f"    {line}")
+        print("`run` or `reproduce` with the same words makes them")
         return 0
     check_slurm_cluster(planned)
-    found = group_into_arrays(planned, block)
+    in_blocks = planned[0].config.launch.block
     if sbatch:
-        print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
+        arrays = group_into_arrays(planned, in_blocks)
+        print("\n".join(sbatch_texts(arrays, folders, f"{name}-001")))
         return 0
-    for trouble in missing_requirements(planned):
-        say(f"before `submit`: {trouble}")
+    for requirement in missing_requirements(planned):
+        say(f"before `submit`: {requirement}")
     todo = find_unmeasured_runs(planned, folders, say)
-    where = planned[0].config["cluster"]["name"]
-    print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
-    names, expected = labels_by_run(todo), Expected(load_runs(folders)) if todo else None
-    for number, array in enumerate(group_into_arrays(todo, block)):
-        _print_array(number, array, names)
-        if expected is not None:
-            print(f"    {expected.sentence(array)}")
-            if memory := expected.memory(array):
+    print(f"{name} on {planned[0].config.cluster.name}: {len(planned)} runs, {len(todo)} not measured yet")
+    labels = labels_by_run(todo)
+    model = ClusterModel(load_runs(folders)) if todo else None
+    for number, array in enumerate(group_into_arrays(todo, in_blocks)):
+        _print_array(number, array, labels)
+        if model is not None:
+            print(f"    {model.expect_node_hours(array)}")
+            if memory := model.expect_memory(array):
                 print(f"    memory: {memory}, as the largest like these had")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
 
 
-def _print_here(
-    name: str, planned: Sequence[PlannedRun], todo: Sequence[PlannedRun], folders: ResultFolders
-) -> None:
-    """Runs of this machine, and how long they would take together."""
-    print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
-    if todo:
-        for line in _expected_here(
-            todo, DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
-        ):
-            print(f"    {line}")
-    print("`run` or `reproduce` with the same words makes them")
-
-
-def _expected_here(todo: Sequence[PlannedRun], took: DurationModel) -> Iterator[str]:
-    """What is expected of runs of this machine, and what that rests on."""
-    found = [(run, took.estimate(run.config)) for run in todo]
-    known = [(run, estimate) for run, estimate in found if estimate]
+def _expect_on_this_machine(todo: Sequence[PlannedRun], folders: ResultFolders) -> Iterator[str]:
+    """Yield lines on the expected duration and memory of runs of this machine, and their basis."""
+    model = DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
+    estimates = [(run, model.estimate(run.config)) for run in todo]
+    known = [(run, estimate) for run, estimate in estimates if estimate]
     if known:
-        # Of the machine a timed run takes all, another what it needs.
-        shares = [1.0 if run.is_timing else min(1.0, run.cores / usable_cores()) for run, _ in known]
-        expected_s = sum(share * estimate.seconds for share, (_, estimate) in zip(shares, known, strict=True))
+        expected_s = 0.0
+        for run, estimate in known:  # a timed run takes all of the machine, another the cores that it needs
+            share = 1.0 if run.is_timing else min(1.0, run.num_cores / usable_cores())
+            expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
-        yield f"by the durations of {basis([estimate for _, estimate in known])}"
-        if largest := max(took.memory_gib(run.config) for run in todo):
-            yield f"memory: up to {format_brief(largest, 2)} GiB a run, as the largest like these had"
-    unknown = [run.config for run, estimate in found if not estimate]
-    comparable = sum(took.comparable(config) is not None for config in unknown)
-    if none := len(unknown) - comparable:
-        yield f"not known of {format_count(none, 'runs')}: none {LIKE_THESE} was measured"
-    if comparable:
-        yield f"not known of {format_count(comparable, 'runs')}: no record tells how many steps an epoch has"
+        yield f"by the durations of {describe_basis([estimate for _, estimate in known])}"
+        if largest_gib := max(model.max_memory_gib(run.config) for run in todo):
+            yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
+    unknown = [run.config for run, estimate in estimates if not estimate]
+    num_comparable = sum(model.find_comparable(config) is not None for config in unknown)
+    if num_unlike := len(unknown) - num_comparable:
+        yield f"not known of {format_count(num_unlike, 'runs')}: none {LIKE_THESE} was measured"
+    if num_comparable:
+        runs = format_count(num_comparable, "runs")
+        yield f"not known of {runs}: no record tells how many steps an epoch has"
 
 
-def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
-    limit = f"{array.cluster.time_min} min and {hours(array, array.max_node_hours)} at most"
+def _print_array(number: int, array: JobArray, label_by_run: Mapping[str, str]) -> None:
+    limit = f"{array.cluster.time_min} min and {format_node_hours(array, array.max_node_hours)} at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
-    used, blocked = array.shape.gpus_per_node, array.blocked_gpus_per_node
+    used = array.shape.gpus_per_node
+    blocked = array.blocked_gpus_per_node
     if blocked > used:
         print(
             f"    cluster.exclusive=true blocks {blocked} GPUs of a node, and a job computes on {used}: "
@@ -120,61 +117,67 @@ def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None
             f"{format_brief(used * array.max_node_hours)}; "
             "cluster.exclusive=false shares them where nothing is timed"
         )
-    for job in array.jobs[:LISTED]:
-        print("    " + ", ".join(names[run_id(run.config)] for run in job))
-    if len(array.jobs) > LISTED:
-        print(f"    ... and {len(array.jobs) - LISTED} more")
+    for job in array.jobs[:MAX_LISTED]:
+        print("    " + ", ".join(label_by_run[run_id(run.config)] for run in job))
+    if len(array.jobs) > MAX_LISTED:
+        print(f"    ... and {len(array.jobs) - MAX_LISTED} more")
 
 
-def hours(array: JobArray, node_hours: float) -> str:
-    """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
+def format_node_hours(array: JobArray, node_hours: float) -> str:
+    """Return '44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
     gpus = array.blocked_gpus_per_node
-    on_gpus = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
-    return f"{format_brief(node_hours)} node-hours{on_gpus}"
+    gpu_hours = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{format_brief(node_hours)} node-hours{gpu_hours}"
 
 
-class Expected:
-    """Expected durations, from `Frames.runs`, which is asked once."""
+class ClusterModel:
+    """Expected node-hours and memory on a cluster, from the records of `Frames.runs`."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        known = {*ALIKE, "step_s", "simulated"} <= {*runs}
-        measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if known else None
-        self.lengths = StepCounts(runs)
-        # By what they have in common, ALIKE.
-        self.alike = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
+        is_complete = {*ALIKE, "step_s", "simulated"} <= {*runs}
+        measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if is_complete else None
+        self.step_counts = StepCounts(runs)
+        self.rows_by_settings = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
 
-    def sentence(self, array: JobArray) -> str:
-        """'expected: 0.4 node-hours', and by how many runs' step times."""
-        used, unknown, node_s = set[str](), 0, 0.0
+    def find_alike(self, config: Config) -> pd.DataFrame | None:
+        """Return the runs of the same method and network on the same machines; None without any."""
+        return self.rows_by_settings.get(tuple(config.get_setting(name) for name in ALIKE))
+
+    def expect_node_hours(self, array: JobArray) -> str:
+        """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
+        used = set[str]()
+        num_unknown = 0
+        node_s = 0.0
         for run in (run for job in array.jobs for run in job):
-            like, steps = self.like(run.config), self.lengths.steps(run.config)
+            alike = self.find_alike(run.config)
+            steps = self.step_counts.count_steps(run.config)
             # The length of a run whose variants take turns is open.
-            if like is None or steps is None or run.config.variants:
-                unknown += 1
+            if alike is None or steps is None or run.config.variants:
+                num_unknown += 1
             else:
-                node_s += array.shape.nodes * steps * float(like["step_s"].median())
-                used |= set(like["run_id"])
+                node_s += array.shape.nodes * steps * float(alike["step_s"].median())
+                used |= set(alike["run_id"])
         if not used:
             return "expected node-hours are not known: no run like these was measured there"
-        rest = f"; of {format_count(unknown, 'runs')} not known" if unknown else ""
+        unknown = f"; of {format_count(num_unknown, 'runs')} not known" if num_unknown else ""
         return (
-            f"expected: {hours(array, node_s / 3600)}, "
-            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{rest}; "
+            f"expected: {format_node_hours(array, node_s / 3600)}, "
+            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{unknown}; "
             "what starting and validating take comes on top"
         )
 
-    def memory(self, array: JobArray) -> str:
-        """'up to 2 GiB of a node and 5 GiB of each GPU'; empty where none like these has recorded it."""
-        like = [found for job in array.jobs for run in job if (found := self.like(run.config)) is not None]
+    def expect_memory(self, array: JobArray) -> str:
+        """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
+        alike = [self.find_alike(run.config) for job in array.jobs for run in job]
+        if all(rows is None for rows in alike):
+            return ""
+        records = pd.concat(alike).reindex(columns=[MEMORY, GPU_MEMORY])
         parts = []
-        for name, times, whose in (
+        for column, count, owner in (
             (MEMORY, array.shape.tasks_per_node, "a node"),
             (GPU_MEMORY, 1, "each GPU"),
         ):
-            known = pd.concat([found[name] for found in like if name in found] or [pd.Series()]).dropna()
-            parts += [f"{format_brief(times * known.max(), 2)} GiB of {whose}"] if len(known) else []
+            largest_gib = records[column].max()
+            if pd.notna(largest_gib):
+                parts.append(f"{format_brief(count * largest_gib, 2)} GiB of {owner}")
         return f"up to {' and '.join(parts)}" if parts else ""
-
-    def like(self, config: Config) -> pd.DataFrame | None:
-        """The runs that measured the same method and network on the same machines, if there are any."""
-        return self.alike.get(tuple(config.leaf(name) for name in ALIKE))

@@ -10,7 +10,7 @@ from experiments.commands._named_runs import query_statuses
 from experiments.commands._recorded_settings import expand_recorded_run
 from experiments.commands._run_table import OTHER_SETTINGS, load_runs, make_run_table
 from experiments.commands._terminal import print_table
-from experiments.commands.why import summary
+from experiments.commands.why import describe_attempt
 from experiments.config import grid
 from experiments.config.compose import config_as_yaml
 from experiments.config.config import Config
@@ -26,14 +26,14 @@ GROUP = "here"
 def run(
     words: SettingWords, *, force: bool = False, yes: bool = False, cfg: Literal["job"] | None = None
 ) -> int:
-    """One run, or a grid of them, recorded: run method=topk,dgc method.density=0.001,0.01 seed=0,1,2
+    """Make and record one run, or a grid: `run method=topk,dgc method.density=0.001,0.01 seed=0,1,2`.
 
     Args:
-        words: its settings; those left out have their defaults. Several values, as seed=0,1,2 or
-            seed=range(0,5), are as many runs; sweep=NAME names them for `list` and `compare`. again=RUN
-            stands for the settings of a recorded run; others beside it replace its own.
+        words: settings; those left out have their defaults. Several values, as seed=0,1,2 or seed=range(0,5),
+            are as many runs; sweep=NAME names them for `list` and `compare`. again=RUN stands for the
+            settings of a recorded run; other settings replace that run's own.
         force: measure again what is already measured (earlier attempts are kept).
-        yes: also more than 1,000 runs.
+        yes: accept more than 1,000 runs.
         cfg: job prints every setting of the runs as YAML, as Hydra does, and runs nothing.
     """
     folders = ResultFolders()
@@ -41,12 +41,13 @@ def run(
     sweep, settings = grid.split_sweep_name(words)
     settings = [word for word in settings if not word.startswith("profile=")]
     settings.append(f"profile={requested_profile(words)}")
-    configs, force = grid.resolve_grid(settings, yes), is_forced(force)
+    configs = grid.resolve_grid(settings, yes)
+    force = is_forced(force)
     if cfg == "job":
         print("---\n".join(map(config_as_yaml, configs)), end="")
         return 0
     if (group := environment.find_launcher_group()) is not None:
-        return _run_together(configs, group, folders, force)
+        return _run_in_group(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
     grid.add_runs_to_sweep(folders, sweep, configs, say)
@@ -66,26 +67,27 @@ def run(
         return 1
     if len(configs) == 1:
         (attempt,) = attempts
-        print(summary(attempt, query_statuses([attempt], folders)[attempt]))
+        print(describe_attempt(attempt, query_statuses([attempt], folders)[attempt]))
     else:
-        _show(configs, sweep, folders)
+        _print_runs(configs, sweep, folders)
     return 0
 
 
-def _show(configs: Sequence[Config], sweep: str | None, folders: ResultFolders) -> None:
-    """The runs of a grid as `list` has them, in its order, and what to do with them."""
-    place = {run_id(config): number for number, config in enumerate(configs)}
+def _print_runs(configs: Sequence[Config], sweep: str | None, folders: ResultFolders) -> None:
+    """Print the runs of a grid as `list` does, in the order of the grid, and the next command."""
+    place_by_id = {run_id(config): place for place, config in enumerate(configs)}
     runs = load_runs(folders)
-    runs = runs[runs["run_id"].isin(place)]
-    print_table(make_run_table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True), OTHER_SETTINGS)
+    runs = runs[runs["run_id"].isin(place_by_id)]
+    order = runs["run_id"].map(place_by_id).argsort(kind="stable")
+    print_table(make_run_table(runs.iloc[order], in_order=True), OTHER_SETTINGS)
     if sweep:
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 
 
-def _run_together(
+def _run_in_group(
     configs: Sequence[Config], group: LauncherGroup, folders: ResultFolders, force: bool
 ) -> int:
-    """Run as one of the processes that mpirun, horovodrun, torchrun or srun started."""
+    """Make a run as one of the processes that mpirun, horovodrun, torchrun or srun started."""
     from experiments.launch.external import run_as_worker  # torch comes with it
 
     if len(configs) > 1:
@@ -95,5 +97,5 @@ def _run_together(
         )
     attempt = run_as_worker(configs[0], group, folders, say, force)
     if group.place.rank == 0:
-        print(summary(attempt, query_statuses([attempt], folders)[attempt]))
+        print(describe_attempt(attempt, query_statuses([attempt], folders)[attempt]))
     return 0

@@ -14,9 +14,9 @@ from experiments.commands._named_runs import (
     find_logs,
     find_sweeps,
     label_attempts,
-    listed,
     newest_attempts_in_sweeps,
     query_statuses,
+    shorten_list,
     strip_variant,
 )
 from experiments.config.folders import ResultFolders
@@ -26,61 +26,65 @@ from experiments.launch.status import RunStatus
 from sparsify.ranges import quote
 
 GROUP = "cluster"
-LISTED = 30  # runs that are described one by one
-ORDER = (
+MAX_LISTED = 30  # runs that are described one by one
+STATES_IN_ORDER = (
     "done", "diverged", "running", "suspended", "queued", "requeued", "unknown", "stopped",
     "cancelled", "failed", "damaged", "newer",
 )  # fmt: skip
 
 
 def status(words: SweepsAndRuns) -> int:
-    """How far submitted runs are.
+    """Show the progress of submitted runs.
 
     Args:
         words: parts of the names of sweeps and runs; all sweeps without words.
     """
     folders = ResultFolders()
-    chosen = find_sweeps(words, folders)
-    if not chosen:
-        if here := [run for run in folders.store.run_ids() if any(strip_variant(w) in run for w in words)]:
+    sweeps = find_sweeps(words, folders)
+    if not sweeps:
+        parts = [strip_variant(word) for word in words]
+        own_runs = [run for run in folders.store.run_ids() if any(part in run for part in parts)]
+        if own_runs:
             raise ValueError(
-                f"{listed(here)}: made on this machine, not submitted to a cluster; see `list` and `why`"
+                f"{shorten_list(own_runs)}: made on this machine, not submitted to a cluster; see `list` and "
+                "`why`"
             )
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, lambda line: None))
         if names:
             raise ValueError(f"no sweep or run {quote(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
-    states = query_statuses(dict.fromkeys(newest_attempts_in_sweeps(chosen, folders)), folders)
-    for sweep in chosen:
-        own = {attempt: states[attempt] for attempt in newest_attempts_in_sweeps([sweep], folders)}
-        print(_table(sweep, own, folders, words))
+    statuses = query_statuses(newest_attempts_in_sweeps(sweeps, folders), folders)
+    for sweep in sweeps:
+        attempts = newest_attempts_in_sweeps([sweep], folders)
+        print(describe_sweep(sweep, {attempt: statuses[attempt] for attempt in attempts}, folders, words))
     return 0
 
 
-def _table(
-    sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: ResultFolders, words: Sequence[str]
+def describe_sweep(
+    sweep: Sweep, statuses: Mapping[Attempt, RunStatus], folders: ResultFolders, words: Sequence[str]
 ) -> str:
-    counts = Counter(run.display_state for run in states.values())
-    summary = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
-    spent = f"{_node_hours(sweep, states):.2f} node-hours spent"
-    lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}; {spent}"]
+    """Return a summary of a sweep, and a line for each run that is not done or that a word names."""
+    counts = Counter(run.display_state for run in statuses.values())
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES_IN_ORDER if counts[state])
+    nodes_by_run = {run: array.nodes for array in sweep.arrays for job in array.jobs for run in job.runs}
+    node_s = sum(nodes_by_run[attempt.run_id] * (_duration_s(attempt) or 0) for attempt in statuses)
+    spent = f"{node_s / 3600:.2f} node-hours spent"
+    lines = [f"{sweep.name}: {len(statuses)} runs: {summary}{_describe_time_left(statuses)}; {spent}"]
     shown = [
         attempt
-        for attempt, run in states.items()
+        for attempt, run in statuses.items()
         if run.state != "done" or run.why or any(word in attempt.run_id for word in words)
     ]
-    listed = shown[:LISTED]
-    lines += [
-        f"  {attempt.run_id} ({name}): {_sentence(attempt, states[attempt], folders)}"
-        for attempt, name in zip(listed, label_attempts(listed), strict=True)
-    ]
-    if len(shown) > LISTED:
-        lines.append(f"  ... and {len(shown) - LISTED} more")
+    listed = shown[:MAX_LISTED]
+    for attempt, label in zip(listed, label_attempts(listed), strict=True):
+        lines.append(f"  {attempt.run_id} ({label}): {_describe_run(attempt, statuses[attempt], folders)}")
+    if len(shown) > MAX_LISTED:
+        lines.append(f"  ... and {len(shown) - MAX_LISTED} more")
     return "\n".join(lines)
 
 
-def _sentence(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> str:
+def _describe_run(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> str:
     if run.state == "running":
         return f"{run.display_state} {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
     if run.state == "unknown":
@@ -88,35 +92,34 @@ def _sentence(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> str:
     if run.state == "done":
         return "; ".join(filter(None, (run.display_state, run.why)))
     if run.state not in ("failed", "stopped"):
-        return f"{run.state}" + (f" ({run.why})" if run.why else "")
-    advice = POLICIES[run.kind].advice if run.kind in POLICIES else ""
-    errors = [path for path in find_logs(attempt, folders) if path.suffix == ".err"]
-    where = f" [{errors[0]}]" if errors and run.kind == "error" else ""
-    called = run.display_state if run.display_state == run.kind else f"{run.state} ({run.kind})"
-    return f"{called}: {run.why}" + (f"; {advice}" if advice else "") + where
+        return run.state + (f" ({run.why})" if run.why else "")
+    advice = f"; {POLICIES[run.kind].advice}" if run.kind in POLICIES and POLICIES[run.kind].advice else ""
+    error_logs = [path for path in find_logs(attempt, folders) if path.suffix == ".err"]
+    where = f" [{error_logs[0]}]" if error_logs and run.kind == "error" else ""
+    state = run.display_state if run.display_state == run.kind else f"{run.state} ({run.kind})"
+    return f"{state}: {run.why}{advice}{where}"
 
 
-def _time_left(states: Mapping[Attempt, RunStatus]) -> str:
-    """The time left, from how long the finished ones took and how many run at a time."""
-    took = [*filter(None, (_seconds(attempt) for attempt, run in states.items() if run.state == "done"))]
-    left = sum(run.is_under_way for run in states.values())
-    at_a_time = sum(run.state == "running" for run in states.values())
-    if not took or not left or not at_a_time:
+def _describe_time_left(statuses: Mapping[Attempt, RunStatus]) -> str:
+    """Return the time left, from the durations of finished runs and the number of runs at a time."""
+    durations_s = [
+        duration_s
+        for attempt, run in statuses.items()
+        if run.state == "done" and (duration_s := _duration_s(attempt))
+    ]
+    num_left = sum(run.is_under_way for run in statuses.values())
+    num_running = sum(run.state == "running" for run in statuses.values())
+    if not durations_s or not num_left or not num_running:
         return ""
-    return f"; about {statistics.median(took) * left / at_a_time / 60:.0f} min left"
+    return f"; about {statistics.median(durations_s) * num_left / num_running / 60:.0f} min left"
 
 
-def _node_hours(sweep: Sweep, states: Mapping[Attempt, RunStatus]) -> float:
-    nodes = {run: array.nodes for array in sweep.arrays for job in array.jobs for run in job.runs}
-    return float(sum(nodes[attempt.run_id] * (_seconds(attempt) or 0) for attempt in states) / 3600)
-
-
-def _seconds(attempt: Attempt) -> float | None:
-    """Seconds from its first start to its end, by the clock of one node."""
+def _duration_s(attempt: Attempt) -> float | None:
+    """Return the seconds from an attempt's first start to its end, by the clock of one node."""
     if attempt.state == DAMAGED:
         return None
-    manifest = attempt.manifest
-    if not manifest.get("started") or not manifest.get("ended"):
+    times = [attempt.manifest.get(name) for name in ("started", "ended")]
+    if not all(times):
         return None
-    started, ended = (msgspec.convert(manifest[name], Timestamp) for name in ("started", "ended"))
+    started, ended = msgspec.convert(times, list[Timestamp])
     return max(0.0, (ended - started).total_seconds())

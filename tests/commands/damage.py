@@ -122,7 +122,7 @@ FOLDERS = {
     "a run": "runs/{run}",
     "an attempt": ATTEMPT,
     "records": "records",
-    "cached": "records/cache/*",
+    "cached": "records/cache/*/*",
     "indices": "records/figures",
     "figures": "figures",
     "sweeps": "sweeps",
@@ -330,8 +330,7 @@ def _copy_log(path: Path, word: str) -> None:
 
 def _change_columns(path: Path, word: str) -> None:
     """Write tables that another version of the code may have left."""
-    for name in ("runs", "steps", "epochs", "spans"):
-        table = path / f"{name}.parquet"
+    for table in path.glob("*.parquet"):
         pq.write_table(pa.table(COLUMNS[word](pq.read_table(table))), table)
 
 
@@ -451,7 +450,7 @@ COMMANDS = {  # every command that reads, with words that mean the victims
     "logs": ["logs", SECOND],
     "plan": ["plan", *ON_SLURM],
     "cancel": ["cancel", SWEEP],
-    "run": ["run", *repeat_by_launch(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].words()],
+    "run": ["run", *repeat_by_launch(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].to_words()],
     "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
     "trace": ["trace", FIRST],
     "run again": ["run", f"again={SECOND}"],
@@ -508,7 +507,7 @@ def carry_out(folders: ResultFolders, words: Sequence[str]) -> Ended:
         mock.patch.dict(os.environ, surroundings),
         mock.patch.object(run, "execute_runs", _invent),
         mock.patch.object(reproduce, "execute_runs", _invent),
-        mock.patch.object(report.Shipped, "frames", empty_frames()),  # hundreds of runs, which are whole
+        mock.patch.object(report.ShippedRecords, "frames", empty_frames()),  # hundreds of runs, which are whole
         mock.patch.object(figures, "files_by_item", return_value={ITEM: figures.files_by_item()[ITEM]}),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),

@@ -52,11 +52,11 @@ def precious(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.ReportSite:
     """Provide a report of one run, where no other is shipped and figures need some."""
-    monkeypatch.setattr(report.Shipped, "frames", empty_frames())
+    monkeypatch.setattr(report.ShippedRecords, "frames", empty_frames())
     monkeypatch.setattr(figures, "files_by_item", dict)
     site = pages.ReportSite(tmp_path / "results" / "report")
-    site.begin()
-    site.data("run/a", {})
+    site.clear()
+    site.write_data("run/a", {})
     return site
 
 
@@ -87,7 +87,7 @@ def test_a_report_in_a_link_is_refused(name: str, here: Command, tmp_path: Path)
 def test_a_kept_figure_that_is_a_link_is_not_copied(
     here: Command, precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report.Shipped, "frames", empty_frames())
+    monkeypatch.setattr(report.ShippedRecords, "frames", empty_frames())
     monkeypatch.setattr(
         figures, "files_by_item", partial(dict, {"speed-logs": figures.files_by_item()["speed-logs"]})
     )

@@ -11,8 +11,8 @@ import pytest
 
 from analysis.records.attempts import load_attempts
 from analysis.records.store import Store
-from experiments.commands._durations import TURNS, DurationModel, Machine, StepCounts
-from experiments.commands.plan import Expected, hours
+from experiments.commands._durations import TURN_SETTINGS, DurationModel, Machine, StepCounts
+from experiments.commands.plan import ClusterModel, format_node_hours
 from experiments.config import compose
 from experiments.config.config import Config, VariantConfig
 from experiments.config.folders import ResultFolders
@@ -50,7 +50,7 @@ def row(like: Any = USUAL, **changes: Any) -> Changes:
         "run_id": str(sorted(changes.items())), "took_s": TOOK_S, "steps_total": STEPS, "source": "shipped",
         "steps_per_epoch": 1563, "provenance.cpu": HERE.cpu, "provenance.cores": HERE.cores,
     }  # fmt: skip
-    return {name: like.leaf(name) for name in names} | facts | changes
+    return {name: like.get_setting(name) for name in names} | facts | changes
 
 
 def took(*rows: Changes) -> DurationModel:
@@ -108,7 +108,7 @@ def test_a_run_in_turns_takes_as_long_as_the_turns_of_its_methods() -> None:
     check_seconds(asked("dense", "topk"), 5 + 1 + 2, *rows)
     check_seconds(asked("dense", "qsgd"), 5 + 1 + 1.25, *rows)
     turns = asked("dense", "topk")
-    same = {name: turns.leaf(name) for name in TURNS}
+    same = {name: turns.get_setting(name) for name in TURN_SETTINGS}
     longer = same | {"alternate.block_steps": 90, "run_id": "longer", "took_s": 300.0}
     elsewhere = same | {"provenance.cores": 64}  # turns as long count before the machine
     check_seconds(turns, 8, *in_turns("dense", "topk", **elsewhere), *in_turns("dense", "topk", **longer))
@@ -118,8 +118,8 @@ def test_epochs_are_as_long_as_the_data_whatever_workers_and_batch_recorded_them
     short = row(steps_per_epoch=13, **{"train.epoch_steps": 13})  # a clock that was asked for
     lengths = StepCounts(pd.DataFrame([row(steps_per_epoch=3125, workers=1), short]))
     for workers, steps in {1: 3125, 2: 1563, 4: 782, 8: 391}.items():
-        assert lengths.steps(asked(workers=workers, **EPOCHS)) == 4 * steps
-    assert lengths.steps(asked(**EPOCHS, **{"train.epoch_steps": 13})) == 4 * 13
+        assert lengths.count_steps(asked(workers=workers, **EPOCHS)) == 4 * steps
+    assert lengths.count_steps(asked(**EPOCHS, **{"train.epoch_steps": 13})) == 4 * 13
     unknown = took(row(**{"train.epoch_steps": 13}), row(**{"train.held_out": 5000}))
     assert unknown.estimate(asked(**EPOCHS)) is None
 
@@ -177,37 +177,39 @@ def runs(tmp_path: Path) -> pd.DataFrame:
 
 
 def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(runs: pd.DataFrame) -> None:
-    expected = Expected(runs)
+    expected = ClusterModel(runs)
     node_s = array(RUN).shape.nodes * runs["step_s"].iloc[0]
-    assert "the step times of 1 run " in expected.sentence(array(RUN, planned(seed=1)))
+    assert "the step times of 1 run " in expected.expect_node_hours(array(RUN, planned(seed=1)))
     with_epochs = planned(**{"train.steps": None, "train.epochs": 2})
     for run, steps in ((RUN, 3600), (with_epochs, 98)):
-        told = f"expected: {hours(array(run), steps * node_s / 3600)}, by"
-        assert told in expected.sentence(array(run))
+        told = f"expected: {format_node_hours(array(run), steps * node_s / 3600)}, by"
+        assert told in expected.expect_node_hours(array(run))
 
 
 def test_what_nothing_is_known_of_is_said(runs: pd.DataFrame) -> None:
     for other in ({"workers": 4}, {"device": "cuda"}):
-        assert Expected(runs).like(planned(**other).config) is None
-    assert "; of 1 run not known" in Expected(runs).sentence(array(RUN, planned("dense")))
+        assert ClusterModel(runs).find_alike(planned(**other).config) is None
+    assert "; of 1 run not known" in ClusterModel(runs).expect_node_hours(array(RUN, planned("dense")))
     turns = replace(RUN.config, variants=(VariantConfig("a", RUN.config),))
-    assert "not known" in Expected(runs).sentence(array(replace(RUN, config=turns)))
+    assert "not known" in ClusterModel(runs).expect_node_hours(array(replace(RUN, config=turns)))
     for known in (pd.DataFrame(), runs.assign(simulated=True)):
-        assert "not known" in Expected(known).sentence(array(RUN))
+        assert "not known" in ClusterModel(known).expect_node_hours(array(RUN))
 
 
 def test_memory_is_that_of_the_largest_run_alike_and_of_all_tasks_of_a_node(runs: pd.DataFrame) -> None:
     unknown = runs.drop(columns=["memory.host_gib"], errors="ignore")
-    assert Expected(unknown).memory(array(RUN)) == ""
+    assert ClusterModel(unknown).expect_memory(array(RUN)) == ""
     with_memory = runs.assign(**{"memory.host_gib": 1.5})
     node_gib = array(RUN).shape.tasks_per_node * 1.5
-    assert Expected(with_memory).memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
-    with_gpus = Expected(with_memory.assign(**{"memory.gpu_gib": 4.0}))
-    assert with_gpus.memory(array(RUN, planned("dense"))).endswith(" GiB of a node and 4 GiB of each GPU")
+    assert ClusterModel(with_memory).expect_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
+    with_gpus = ClusterModel(with_memory.assign(**{"memory.gpu_gib": 4.0}))
+    assert with_gpus.expect_memory(array(RUN, planned("dense"))).endswith(
+        " GiB of a node and 4 GiB of each GPU"
+    )
 
 
 def test_hours_of_gpus_are_told_where_there_are_some() -> None:
-    assert hours(array(RUN), 44) == "44 node-hours"
+    assert format_node_hours(array(RUN), 44) == "44 node-hours"
     for exclusive, blocked in {True: 8, False: 2}.items():  # a node that is a job's alone is blocked whole
         found = array(planned(device="cuda", **{"cluster.exclusive": exclusive}))
-        assert hours(found, 3) == f"3 node-hours ({3 * blocked} GPU-hours)"
+        assert format_node_hours(found, 3) == f"3 node-hours ({3 * blocked} GPU-hours)"

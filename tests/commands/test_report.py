@@ -34,7 +34,7 @@ def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be two figures, and shipped runs of one: pages of hundreds take their time."""
     every = figures.files_by_item()
     monkeypatch.setattr(figures, "files_by_item", lambda: {item: every[item] for item in ITEMS})
-    monkeypatch.setattr(report.Shipped, "frames", runs_of_one_figure())
+    monkeypatch.setattr(report.ShippedRecords, "frames", runs_of_one_figure())
 
 
 @cache

@@ -87,7 +87,7 @@ def test_a_variant_adds_nothing_either() -> None:
 
 
 def test_words_of_a_record_set_what_is_measured_alone() -> None:
-    words = compose.recover_run({"": MEASURED}, run_key(MEASURED)).words()
+    words = compose.recover_run({"": MEASURED}, run_key(MEASURED)).to_words()
     assert not {word.partition("=")[0] for word in words} & {*STARTING}
 
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "rank0.pt"
     torch.save({"weights": Owning()}, path)
     raw = path.read_bytes()
-    with pytest.raises(checkpoint.Faulty, match="holds more than numbers"):
+    with pytest.raises(checkpoint.DamagedStateError, match="holds more than numbers"):
         checkpoint.read_state(path, {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
     assert not Path("owned").exists()
     pickle.loads(pickle.dumps(Owning()))
@@ -176,21 +176,21 @@ def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pyte
 def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> None:
     folders = ResultFolders(tmp_path)
     site = pages.ReportSite(folders.report)
-    shipped = report.Shipped(folders, [])
+    shipped = report.ShippedRecords(folders, [])
     made_from = {}
     for figure in map(figures.load, figures.files_by_item()):
         for profile in figure.profiles:
             stem = figure.stem(profile)
-            made_from[stem] = report._made_from(figure, profile, folders, shipped)
-            site.keep(stem, made_from[stem], [])
+            made_from[stem] = report.digest_item(figure, profile, folders, shipped)
+            site.store_kept(stem, made_from[stem], [])
     for forged in (
         {"stem": "../../../owned"},
         {"name": "fig2"},
         {"files": {"png": "/etc/passwd"}},
     ):
         kept = {"name": "fig1", "stem": "fig1-smoke", "title": "A stranger's", **forged}
-        site.keep("fig1-smoke", made_from["fig1-smoke"], [kept])
-        titles = [item.title for item in report._items(site, folders, shipped, draws=False)]
+        site.store_kept("fig1-smoke", made_from["fig1-smoke"], [kept])
+        titles = [item.title for item in report.make_item_pages(site, folders, shipped, draws=False)]
         assert "A stranger's" not in titles
 
 
