@@ -11,7 +11,9 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from analysis.records.files import write_atomic
-from experiments.bench._runner import Benchmark, Record, format_header, format_row, summarise_spread
+from analysis.tables import Table
+from experiments.bench._runner import Benchmark, Record, format_row, summarise_spread
+from experiments.bench._targets import to_estimate
 from experiments.bench._timing import describe_machine
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
@@ -43,7 +45,7 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
 
     Args:
         settings: of the run, as `run` takes them.
-        iterations: that are counted.
+        iterations: number of iterations that are counted.
     """
     (planned,) = plan_runs([compose.resolve([*settings, "cluster=virtual"])], print)
     config = planned.config
@@ -69,13 +71,13 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
 
     def format_rows(rows: list[Record]) -> str:
         row = rows[0]
-        phases = row["phases_ms"] | {"iteration, all workers": row["iteration_ms"]}
-        lines = [format_row("| {phase} | {ms} |", {"phase": name, "ms": ms}) for name, ms in phases.items()]
+        times_ms = row["phases_ms"] | {"iteration, all workers": row["iteration_ms"]}
+        cells = [{"phase": name, "time": to_estimate(spread)} for name, spread in times_ms.items()]
         sentence = (
             "an iteration of all workers took {simulating} times their FP, BP and compression (n = "
             "{simulating[n]})"
         )
-        return "\n".join([format_header("ms | median [spread]"), *lines, format_row(sentence, row)])
+        return f"{Table.from_rows('', cells, {'time': 'ms'}).to_markdown()}\n{format_row(sentence, row)}"
 
     return Benchmark(
         machine=describe_machine(device),

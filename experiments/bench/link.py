@@ -24,11 +24,11 @@ import torch
 
 from analysis.records.files import read_json_or_none, write_atomic, write_json
 from analysis.records.store import utc_now
+from analysis.stats import Estimate
+from analysis.tables import Table
 from experiments.bench._runner import (
     Benchmark,
     Record,
-    format_header,
-    format_row,
     is_measured_by_this_code,
 )
 from experiments.bench._timing import describe_machine, synchronise
@@ -80,10 +80,10 @@ def link(
     minimises the squares of relative errors; intervals are bootstraps over repetitions.
 
     Args:
-        settings: of a run: cluster=, link=, workers=, device=.
-        repeats: of each size.
-        largest: bytes.
-        name: of the link file to write, with the joint fit: conf/local/link/NAME.yaml, for link=NAME.
+        settings: settings of a run: cluster=, link=, workers=, device=.
+        repeats: repetitions of each size.
+        largest: size of the largest message, in bytes.
+        name: name of a link file to write with the joint fit, conf/local/link/NAME.yaml, for link=NAME.
     """
     config = compose_config(settings)
     if name and not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -107,7 +107,7 @@ def link(
         print(f"\n{format_fits(fits)}")
         if name:
             print(f"wrote {write_link_file(name, fits[JOINT], place)}: say link={name}")
-        return case | {"fits": {kind: fit._asdict() for kind, fit in fits.items()}}
+        return case | {"fits": {kind: fit.to_dict() for kind, fit in fits.items()}}
 
     return Benchmark(
         machine=machine,
@@ -273,23 +273,16 @@ def time_case(case: ProbeCase, comm: Comm, device: torch.device) -> float:
     return statistics.fmean(duration_s for duration_s in durations_s if duration_s is not None)
 
 
-class FittedNumber(NamedTuple):
-    """A number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __format__(self, form: str) -> str:
-        return f"{self.value:{form}} [{self.low:{form}}, {self.high:{form}}]"
-
-
 class LinkFit(NamedTuple):
     """A fit of seconds = alpha x messages + beta x bytes."""
 
-    alpha_s: FittedNumber
-    beta_s_per_byte: FittedNumber
+    alpha_s: Estimate
+    beta_s_per_byte: Estimate
     residuals: list[float]  # fitted / measured - 1 of each size, in their order
+
+    def to_dict(self) -> Record:
+        """Return the numbers, each with the ends of its interval, and the residuals, for JSON."""
+        return self._asdict() | {"alpha_s": self.alpha_s[:3], "beta_s_per_byte": self.beta_s_per_byte[:3]}
 
 
 def fit_link(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]) -> LinkFit:
@@ -304,8 +297,8 @@ def fit_link(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]
     low, high = np.quantile(resampled_fits, (0.025, 0.975), axis=0).tolist()
     predictions = np.array([Link(alpha, beta).transfer_seconds(cost) for cost in costs])
     return LinkFit(
-        FittedNumber(alpha, low[0], high[0]),
-        FittedNumber(beta, low[1], high[1]),
+        Estimate(alpha, low[0], high[0]),
+        Estimate(beta, low[1], high[1]),
         (predictions / medians - 1).tolist(),
     )
 
@@ -322,37 +315,38 @@ def fit_by_kind(rows: Sequence[Record]) -> dict[str, LinkFit]:
 
 def format_fits(fits: Mapping[str, LinkFit]) -> str:
     """Return alpha, bandwidth and the errors of each fit, as Markdown."""
-    lines = [format_header(" | alpha (us) | bandwidth (Gbit/s) | median error | largest error")]
+    rows = list[Record]()
     for kind, fit in fits.items():
-        value, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte)
-        errors = sorted(abs(residual) for residual in fit.residuals)
-        numbers = {
-            "kind": kind,
-            "alpha_us": FittedNumber(*(1e6 * alpha_s for alpha_s in fit.alpha_s)),
-            "gbit_s": FittedNumber(value, high, low),
-            "median": 100 * errors[len(errors) // 2],
-            "largest": 100 * errors[-1],
-        }
-        row_format = "| {kind} | {alpha_us:.3g} | {gbit_s:.3g} | {median:.1f} % | {largest:.1f} % |"
-        lines.append(format_row(row_format, numbers))
-    return "\n".join(lines) + "\n"
+        bandwidth, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte[:3])
+        errors = sorted(100 * abs(residual) for residual in fit.residuals)
+        rows.append({
+            "message": kind,
+            "alpha": fit.alpha_s.scale_by(1e6),
+            "bandwidth": Estimate(bandwidth, high, low),
+            "median error": errors[len(errors) // 2],
+            "largest error": errors[-1],
+        })  # fmt: skip
+    units = {"alpha": "us", "bandwidth": "Gbit/s", "median error": "%", "largest error": "%"}
+    return Table.from_rows("", rows, units).to_markdown()
 
 
 def format_residuals(rows: Sequence[Record]) -> str:
     """Return the median of each size, and how far both fits are from it, as Markdown."""
     fits = fit_by_kind(rows)
     joint = fits.pop(JOINT).residuals
-    by_kind = chain.from_iterable(fit.residuals for fit in fits.values())  # rows of a kind follow each other
-    lines = [format_header(" | bytes | median (ms) | own fit | all together")]
-    for row, own_error, joint_error in zip(rows, by_kind, joint, strict=True):
-        numbers = row | {
-            "median_ms": 1e3 * sorted(row["seconds"])[len(row["seconds"]) // 2],
-            "own": 100 * own_error,
-            "joint": 100 * joint_error,
+    own = chain.from_iterable(fit.residuals for fit in fits.values())  # rows of a kind follow each other
+    cells = [
+        {
+            "message": row["message"],
+            "size": row["size"],
+            "median": 1e3 * statistics.median(row["seconds"]),
+            "error of its own fit": 100 * own_error,
+            "error of the joint fit": 100 * joint_error,
         }
-        row_format = "| {message} | {size:,} | {median_ms:.3f} | {own:+.1f} % | {joint:+.1f} % |"
-        lines.append(format_row(row_format, numbers))
-    return "\n".join(lines) + "\n"
+        for row, own_error, joint_error in zip(rows, own, joint, strict=True)
+    ]
+    units = {"size": "bytes", "median": "ms", "error of its own fit": "%", "error of the joint fit": "%"}
+    return Table.from_rows("", cells, units).to_markdown()
 
 
 def write_link_file(name: str, fit: LinkFit, place: str) -> Path:

@@ -79,7 +79,7 @@ def resolve(asked: RunOrWords) -> Config:
     Raises:
         ValueError: an unknown group, option, key or value; the message lists what there is.
     """
-    run = Run.of(asked)
+    run = Run.coerce(asked)
     if run.variants:
         return _resolve_variants(run)
     if idle := next((key for key in run.settings if key.startswith("alternate.")), None):
@@ -103,7 +103,9 @@ def _resolve_variants(run: Run) -> Config:
         except ValueError as error:
             raise ValueError(f"variant {name}: {error}") from error
     check_variants(configs)
-    variants = [VariantConfig(name, config.having("train.steps", None)) for name, config in configs.items()]
+    variants = [
+        VariantConfig(name, config.with_setting("train.steps", None)) for name, config in configs.items()
+    ]
     return replace(variants[0].config, variants=tuple(variants))
 
 
@@ -127,10 +129,10 @@ def _resolve_settings(settings: Mapping[str, Any]) -> Config:
                 )
             )
         check_setting(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
-        config = config.having(key, value)
+        config = config.with_setting(key, value)
     if config.device == "cuda":
         for key, value in composed.on_gpu.items():
-            config = config if key in given else config.having(key, value)
+            config = config if key in given else config.with_setting(key, value)
     if lacking := next((key for key in composed.needed if key not in given), None):
         raise ValueError(f"{lacking} has no default: give it a value")
     check_compatibility(config)
@@ -184,7 +186,7 @@ def config_as_yaml(config: Config) -> str:
     """Return every setting of a run as nested YAML, in the way of Hydra's `--cfg job`."""
     tree = OmegaConf.create({"method": {}, "task": {}})  # which come first
     for key in setting_types_of(config):
-        OmegaConf.update(tree, key, config.leaf(key))
+        OmegaConf.update(tree, key, config.get_setting(key))
     return OmegaConf.to_yaml(tree)
 
 
@@ -196,20 +198,20 @@ def keys_of_same_part(dotted: str, known: list[str]) -> list[str]:
 def _apply_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
     # That of an outer step, after local ones, is of the drift.
-    own = None if config.method.leaf("every") else config.method.leaf("momentum")
-    if own and (optimiser := config.task.leaf("optimiser")) in ("adamw", "muon"):
+    own = None if config.method.get_setting("every") else config.method.get_setting("momentum")
+    if own and (optimiser := config.task.get_setting("optimiser")) in ("adamw", "muon"):
         raise ValueError(
             f"method={config.method.name} applies momentum itself (method.momentum={own}), and so does "
             f"task.optimiser={optimiser}; take task.optimiser=sgd, or set method.momentum=0"
         )
-    if not own or not config.task.leaf("momentum"):
+    if not own or not config.task.get_setting("momentum"):
         return config
     if is_given:
         raise ValueError(
             f"method={config.method.name} applies momentum itself (method.momentum={own}); leave "
             "task.momentum out, or set method.momentum=0"
         )
-    return config.having("task.momentum", 0)
+    return config.with_setting("task.momentum", 0)
 
 
 @cache
@@ -230,8 +232,8 @@ def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> Co
     allowed = setting_types_for(
         said["method"]["name"],
         said["task"]["name"],
-        AnyCluster.kind(said["cluster"]),
-        AnyContainer.kind(said["container"]),
+        AnyCluster.subclass_for(said["cluster"]),
+        AnyContainer.subclass_for(said["container"]),
         bool(said["cluster"].get("inside")),
     )
     there = dict(_leaves(said))
@@ -246,7 +248,7 @@ def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> Co
             raise ValueError(
                 f"{dotted} is missing: a file of conf/ leaves it out, or sets what it belongs to"
             )
-    return ComposedConfig(Config.built(said), allowed, on_gpu, tuple(needed))
+    return ComposedConfig(Config.from_dict(said), allowed, on_gpu, tuple(needed))
 
 
 def _compose_tree(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
@@ -385,7 +387,7 @@ def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     profiles = [name for name in options("profile") if _resolves_to_key(found | {"profile": name}, key)]
     if not profiles:
         raise ValueError(
-            f"no words mean this run any more: {format_value(' '.join(found.words()))} mean another one"
+            f"no words mean this run any more: {format_value(' '.join(found.to_words()))} mean another one"
         )
     return found if len(profiles) == len(options("profile")) else found | {"profile": profiles[0]}
 

@@ -54,16 +54,16 @@ class EntryConfig(Settings):
     arguments: Mapping[str, Any]
 
     @classmethod
-    def built(cls, given: Mapping[str, Any]) -> EntryConfig:
+    def from_dict(cls, given: Mapping[str, Any]) -> EntryConfig:
         return cls(given["name"], {key: to_plain(value) for key, value in given.items() if key != "name"})
 
     def as_dict(self) -> dict[str, Any]:
         return {"name": self.name, **{key: to_plain(value) for key, value in self.arguments.items()}}
 
-    def leaf(self, dotted: str) -> Any:
+    def get_setting(self, dotted: str) -> Any:
         return self.as_dict().get(dotted)
 
-    def having(self, dotted: str, value: Any) -> EntryConfig:
+    def with_setting(self, dotted: str, value: Any) -> EntryConfig:
         return replace(self, arguments={**self.arguments, dotted: to_plain(value)})
 
 
@@ -125,16 +125,16 @@ class VariantConfig(Settings):
     config: Config  # as of a run of its own
 
     def as_dict(self) -> dict[str, Any]:
-        return self.beside(self.config)
+        return self.record_beside(self.config)
 
-    def beside(self, first: Config) -> dict[str, Any]:
+    def record_beside(self, first: Config) -> dict[str, Any]:
         """The name, and this variant's parts of MAY_DIFFER, without what records leave out."""
         parts: dict[str, Any] = {"name": self.name}
         recorded = self.config.as_dict()
         for dotted in KEYS_OF_VARIANTS:
             above, _, name = dotted.rpartition(".")
-            value = self.config.leaf(dotted)
-            if dotted in RECORDED_IF_DIFFERENT and value == first.leaf(dotted):
+            value = self.config.get_setting(dotted)
+            if dotted in RECORDED_IF_DIFFERENT and value == first.get_setting(dotted):
                 continue
             if value is not None and (above or name in recorded):
                 (parts.setdefault(above, {}) if above else parts)[name] = value
@@ -167,7 +167,7 @@ RECORDED_IF_DIFFERENT = KEYS_OF_VARIANTS[
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """One run, resolved by `compose.resolve`, or read from what is recorded by `Config.of`."""
+    """One run, resolved by `compose.resolve`, or read from what is recorded by `Config.from_record`."""
 
     cluster: AnyCluster
     container: AnyContainer
@@ -226,10 +226,10 @@ class Config(Settings):
     recipe: Text = setting("none", "the file of conf/recipe")
 
     def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "variants": [each.beside(self) for each in self.variants] or {}}
+        return {**super().as_dict(), "variants": [each.record_beside(self) for each in self.variants] or {}}
 
-    def leaf(self, dotted: str) -> Any:
-        return self.as_dict()["variants"] if dotted == "variants" else super().leaf(dotted)
+    def get_setting(self, dotted: str) -> Any:
+        return self.as_dict()["variants"] if dotted == "variants" else super().get_setting(dotted)
 
     @property
     def num_processes(self) -> int:
@@ -247,7 +247,7 @@ class Config(Settings):
         return math.ceil(self.workers / self.workers_per_node)
 
     @classmethod
-    def of(cls, recorded: Mapping[str, Any]) -> Config:
+    def from_record(cls, recorded: Mapping[str, Any]) -> Config:
         """The config that `as_dict` recorded, with what older records mean by leaving something out.
 
         It is taken as it stands: when it was resolved, it was checked.
@@ -256,9 +256,12 @@ class Config(Settings):
         if isinstance(container := taken.get("container", "none"), str):
             taken["container"] = {"name": container}
         variants = tuple(
-            VariantConfig(name, cls.of(of_one)) for name, of_one in configs_by_variant(recorded).items()
+            VariantConfig(name, cls.from_record(of_one))
+            for name, of_one in configs_by_variant(recorded).items()
         )
-        return replace(cls.built({key: taken[key] for key in taken if key != "variants"}), variants=variants)
+        return replace(
+            cls.from_dict({key: taken[key] for key in taken if key != "variants"}), variants=variants
+        )
 
 
 def setting_types_of(config: Config) -> dict[str, Any]:
@@ -328,7 +331,7 @@ def check_compatibility(config: Config) -> None:
     if isinstance(config.cluster, EmulatedCluster):
         _check_emulated(config, config.cluster)
     if isinstance(config.cluster, VirtualCluster):
-        config.cluster.network()  # which it refuses to make where a number is missing
+        config.cluster.to_network()  # which it refuses to make where a number is missing
     if isinstance(config.cluster, SlurmCluster):
         config.cluster.open_ports()
     elif getattr(config.container, "runtime", None) == "pyxis":
@@ -395,7 +398,7 @@ def check_variants(configs: Mapping[str, Config]) -> None:
     if len(configs) < 2:
         raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
     for other, config in configs.items():
-        parts = repr([config.leaf(dotted) for dotted in KEYS_OF_VARIANTS])
+        parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
         if (same := chosen.setdefault(parts, other)) != other:
             raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in configs.values()}

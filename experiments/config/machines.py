@@ -36,7 +36,7 @@ class AnyContainer(Settings):
     name: Text = setting("none", "the file of conf/container")
 
     @classmethod
-    def kind(cls, given: Mapping[str, Any]) -> type[AnyContainer]:
+    def subclass_for(cls, given: Mapping[str, Any]) -> type[AnyContainer]:
         return AnyContainer if given.get("name", "none") == "none" else Container
 
 
@@ -80,7 +80,7 @@ class LinkSettings(Settings):
     )
     loss: LossShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
 
-    def numbers(self, group: str) -> Link:
+    def to_link(self, group: str) -> Link:
         """The model of this link, for simulated runs and predictions.
 
         Args:
@@ -117,7 +117,7 @@ class AnyCluster(Settings):
     link: LinkSettings
 
     @classmethod
-    def kind(cls, given: Mapping[str, Any]) -> type[AnyCluster]:
+    def subclass_for(cls, given: Mapping[str, Any]) -> type[AnyCluster]:
         return CLUSTERS.get(str(given.get("where")), LocalCluster)
 
 
@@ -156,7 +156,7 @@ class VirtualCluster(AnyCluster):
     )
     workers_per_node: Threads = setting(8, "that `inside` joins; without it, it makes no difference")
 
-    def network(self) -> Network:
+    def to_network(self) -> Network:
         """The model of what joins the ranks, for simulated runs and predictions.
 
         Raises:
@@ -167,10 +167,10 @@ class VirtualCluster(AnyCluster):
                 f"inside={self.inside.name} joins the workers of a node, and cluster.workers_per_node=1; "
                 "give a node more workers, or leave inside out"
             )
-        between = self.link.numbers("link")
+        between = self.link.to_link("link")
         if self.inside is None:
             return Network(between)
-        return Network(between, self.inside.numbers("inside"), self.workers_per_node)
+        return Network(between, self.inside.to_link("inside"), self.workers_per_node)
 
 
 @dataclass(frozen=True, kw_only=True)

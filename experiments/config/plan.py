@@ -45,12 +45,12 @@ class PlannedRun:
         return not is_curve or config.timing.mode == "as_published"
 
     @property
-    def cores(self) -> int:
+    def num_cores(self) -> int:
         """Cores of this machine that it takes."""
         return self.config.num_processes * self.config.threads
 
     @property
-    def gpu(self) -> Fraction:
+    def gpu_share(self) -> Fraction:
         """Share of this machine's GPUs that it takes; what is timed, and what has several processes, takes
         all.
         """

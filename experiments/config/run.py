@@ -16,7 +16,7 @@ class Run:
 
         Run({"method": "topk", "method.density": 0.01, "seed": 0})
         Run({"task": "cnn_digits"}, variants={"dense": {"method": "dense"}, "sparse": {"method": "topk"}})
-        Run.of(["method=topk", "method.density=0.01", "seed=0"])
+        Run.coerce(["method=topk", "method.density=0.01", "seed=0"])
 
     `compose.resolve` makes a `Config` of it, and refuses what is no setting or out of range.
 
@@ -30,7 +30,7 @@ class Run:
     variants: Mapping[str, RunSettings] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: RunOrWords) -> Run:
+    def coerce(cls, asked: RunOrWords) -> Run:
         """The run that words of the command line mean, or settings without variants; a Run as it is.
 
         Raises:
@@ -48,7 +48,7 @@ class Run:
 
     def __or__(self, more: RunOrWords) -> Run:
         """This run with more settings, which replace its own; variants are replaced as a whole."""
-        added = Run.of(more)
+        added = Run.coerce(more)
         return Run({**self.settings, **added.settings}, added.variants or self.variants)
 
     def without(self, *keys: str) -> Run:
@@ -57,7 +57,7 @@ class Run:
         kept = [key for key in self.settings if key not in keys and not key.startswith(parts)]
         return Run({key: self.settings[key] for key in kept}, self.variants)
 
-    def words(self) -> list[str]:
+    def to_words(self) -> list[str]:
         """The words of the command line that mean this run."""
         from experiments.config import choices, grammar
 
@@ -66,6 +66,6 @@ class Run:
             for key, value in self.settings.items()
         ]
         if self.variants:
-            named = {name: " ".join(Run(own).words()) for name, own in self.variants.items()}
+            named = {name: " ".join(Run(own).to_words()) for name, own in self.variants.items()}
             words.append(f"variants={grammar.format_setting(named)}")
         return words

@@ -22,7 +22,7 @@ from experiments.config.folders import ResultFolders
 from experiments.config.plan import find_unmeasured_runs, plan_runs
 from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock
 from experiments.launch.diagnosis import Interrupted, diagnose
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker import connect
 from experiments.worker.build import prepare_device
 from experiments.worker.errors import write_failure
@@ -57,7 +57,7 @@ def run_as_worker(
         SystemExit: the run failed, and `say` has said why.
     """
     worker_process.exit_with_parent()
-    stop = Stop().listen()
+    stop = StopSignal().listen()
     place = group.place
     meeting = folders.scratch / "joined" / environment.step_name()
     say_once = say if place.rank == 0 else lambda line: None
@@ -67,12 +67,12 @@ def run_as_worker(
     gives_up_at = time.monotonic() + (PATIENCE_IN_TERMINALS_S if is_in_terminal else math.inf)
 
     def give_up() -> bool:
-        return stop.told or time.monotonic() > gives_up_at
+        return stop.is_set or time.monotonic() > gives_up_at
 
     try:
         comm = connect.join_launched_group(config, group, meeting, device, give_up, say)
     except WorkerLost as lost:
-        if stop.told:
+        if stop.is_set:
             raise Interrupted(STOPPED_EARLY) from lost
         raise ValueError(IN_TERMINAL.format(size=place.size) if is_in_terminal else str(lost)) from lost
     with contextlib.ExitStack() as held_lock:
@@ -106,14 +106,14 @@ def _prepare(
     held_lock: contextlib.ExitStack,
     say: Callable[[str], None],
     force: bool,
-    stop: Stop,
+    stop: StopSignal,
 ) -> dict[str, str]:
     """Return the attempt to carry out and its orders, or only the attempt that is valid already."""
     (planned,) = plan_runs([config], say)
     name = run_id(planned.config)
     lock = held_lock.enter_context(run_lock(folders, name))
     if not lock.acquire(timeout_s=0):
-        if not wait_for_lock(lock, name, say, lambda: stop.told):
+        if not wait_for_lock(lock, name, say, lambda: stop.is_set):
             raise ValueError(STOPPED_EARLY)
         force = False  # what it measured meanwhile is as fresh as anything we could measure
     if not force and not find_unmeasured_runs([planned], folders, say):

@@ -318,7 +318,10 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
     together = [planned, *running]
     if any(run.is_timing for run in together):
         return False
-    return sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= usable_cores()
+    return (
+        sum(run.gpu_share for run in together) <= 1
+        and sum(run.num_cores for run in together) <= usable_cores()
+    )
 
 
 def usable_cores() -> int:

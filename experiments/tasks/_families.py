@@ -40,7 +40,7 @@ def images(
     """
     from experiments.training import networks, task
 
-    kind = task.LargeImages if network.startswith("imagenet_") else task.Task
+    kind = task.LargeImageTask if network.startswith("imagenet_") else task.Task
     return kind(
         dataset,
         networks.find_network(network),
@@ -82,7 +82,7 @@ def fast_images(
     """
     from experiments.training import networks, task
 
-    return task.FastImages(
+    return task.FastImageTask(
         dataset,
         networks.find_network(network),
         batch_size,
@@ -118,7 +118,7 @@ def masked_images(
 
     sizes = masked_images.SIZES[size]
     milestones = tuple(lr_milestones)
-    return masked_images.MaskedImages(
+    return masked_images.MaskedImageTask(
         dataset,
         sizes.network,
         batch_size,
@@ -153,13 +153,13 @@ def next_word(
         weight_decay: of tensors of more than one dimension; biases have none.
     """
     from experiments.training.language.networks import LSTM
-    from experiments.training.language.tasks import NextWord
+    from experiments.training.language.tasks import NextWordTask
 
     def network(channels: int, length: int, classes: int) -> LSTM:
         return LSTM(classes, width, layers)
 
     milestones = tuple(lr_milestones)
-    return NextWord(
+    return NextWordTask(
         dataset, network, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, milestones, False
     )
 
@@ -190,7 +190,7 @@ def hidden_words(
         ValueError: the heads do not divide the width.
     """
     from experiments.training.language.networks import BERT
-    from experiments.training.language.tasks import HiddenWords
+    from experiments.training.language.tasks import HiddenWordTask
 
     _check_heads(width, heads)
 
@@ -198,7 +198,7 @@ def hidden_words(
         return BERT(classes, length, width, layers, heads)
 
     milestones = tuple(lr_milestones)
-    return HiddenWords(
+    return HiddenWordTask(
         dataset, network, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, milestones, False
     )
 
@@ -246,17 +246,17 @@ def gpt(
             learning rate would have fallen before it has risen.
     """
     from experiments.training.language.networks import GPT
-    from experiments.training.language.optimisers import Recipe
-    from experiments.training.language.tasks import AnnealedWords
+    from experiments.training.language.optimisers import OptimizerRecipe
+    from experiments.training.language.tasks import AnnealedNextWordTask
 
     _check_heads(width, heads)
-    recipe = Recipe(optimiser, momentum, muon_factor, beta1, beta2)
+    recipe = OptimizerRecipe(optimiser, momentum, muon_factor, beta1, beta2)
     trained = (batch_size, lr, momentum, weight_decay, lr_warmup_epochs, (), False)
 
     def network(channels: int, length: int, classes: int) -> GPT:
         return GPT(classes, length, width, layers, heads)
 
-    return AnnealedWords(dataset, network, *trained, recipe, lr_cosine_epochs, lr_end)
+    return AnnealedNextWordTask(dataset, network, *trained, recipe, lr_cosine_epochs, lr_end)
 
 
 def _check_heads(width: int, heads: int) -> None:
@@ -282,15 +282,15 @@ def vector(
         lr: learning rate.
         momentum: of SGD, after aggregation.
     """
-    from experiments.training.vector import Vector, VectorTask
+    from experiments.training.vector import VectorModel, VectorTask
 
     if elements % tensors:
         raise ValueError(
             f"elements={elements} can't be put into tensors={tensors} of one size; take a multiple of it"
         )
 
-    def network(channels: int, pixels: int, classes: int) -> Vector:
-        return Vector(elements, tensors)
+    def network(channels: int, pixels: int, classes: int) -> VectorModel:
+        return VectorModel(elements, tensors)
 
     return VectorTask(dataset, network, 1, lr, momentum, 0.0, 0, (), False, elements, overlap)
 

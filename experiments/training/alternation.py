@@ -19,39 +19,39 @@ import torch
 
 from experiments.training.loop import Trainer
 from experiments.training.settings import AlternationSettings
-from experiments.training.step_log import Log
+from experiments.training.step_log import MeasurementLog
 from experiments.training.stop import Preempted
 from sparsify.comm import Comm, gather_json
 
 S_PER_MIN = 60
-LAST_ROUND_S = 30.0  # that a round may take once a worker was told to stop: SLURM waits for 90
+MAX_LAST_ROUND_S = 30.0  # that a round may take once a worker was told to stop: SLURM waits for 90
 
 
-class Turns(NamedTuple):
+class AlternationSchedule(NamedTuple):
     """The rules of taking turns."""
 
     rules: AlternationSettings
     warmup_steps: int  # of each variant, before the first round
     seed: int  # of the order in each round
 
-    def steps(self, blocks: int) -> int:
+    def steps_of_blocks(self, blocks: int) -> int:
         """Steps of each variant in so many blocks."""
         return self.warmup_steps + blocks * self.rules.block_steps
 
 
-class TurnsEnd(NamedTuple):
+class AlternationResult(NamedTuple):
     """The reason why the turns ended, and how far they came."""
 
     stopped: Literal["half-width", "limit", "signal"]
-    half_width: float | None  # see `half_width`
+    half_width: float | None  # see `widest_half_width`
     blocks: int  # of each variant
 
 
 @dataclass
-class TurnLog:
+class VariantLog:
     """One variant's lines in the log that all variants share."""
 
-    log: Log
+    log: MeasurementLog
     variant: str
     block: int = 0  # 0: warm-up
     # Of each step in this block; None where the worker was suspended meanwhile.
@@ -76,17 +76,17 @@ class VariantTraining(NamedTuple):
     """A training that takes turns with others, and the log that it writes."""
 
     training: Trainer
-    log: TurnLog
+    log: VariantLog
 
 
-def alternate(
+def train_alternately(
     variants: Mapping[str, VariantTraining],
     comm: Comm,
-    turns: Turns,
+    schedule: AlternationSchedule,
     device: torch.device,
     after_block: Callable[[int], bool] = lambda steps: False,
     clock: Callable[[], float] = time.monotonic,
-) -> TurnsEnd:
+) -> AlternationResult:
     """Train in turns until every ratio to the first variant is known well enough, or the time is over.
 
     A round is a block of each variant, in an order drawn anew. All ranks end together, because they decide by
@@ -99,7 +99,7 @@ def alternate(
     Raises:
         Preempted: a worker was told to stop before.
     """
-    began, order, done, elapsed_s, told = clock(), random.Random(turns.seed), 0, 0.0, False
+    began, order, done, elapsed_s, told = clock(), random.Random(schedule.seed), 0, 0.0, False
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
 
     def take_turn(name: str, block: int, steps: int) -> float:
@@ -113,40 +113,40 @@ def alternate(
         done += steps
         everyones = gather_json(comm, [log.seconds, clock() - began, after_block(done)], device)
         if block:
-            seconds[name].append(block_seconds([theirs for theirs, *_ in everyones]))
+            seconds[name].append(mean_step_seconds([theirs for theirs, *_ in everyones]))
         told = any(is_told for *_, is_told in everyones)
-        if told and (block < turns.rules.blocks or round_s > LAST_ROUND_S):
+        if told and (block < schedule.rules.blocks or round_s > MAX_LAST_ROUND_S):
             raise Preempted(0)
         return float(everyones[0][1])
 
     round_s = 0.0
     for name in variants:
-        elapsed_s = take_turn(name, 0, turns.warmup_steps)
+        elapsed_s = take_turn(name, 0, schedule.warmup_steps)
     round_s = elapsed_s
     for block in count(1):
         before_s = elapsed_s
         for name in order.sample([*variants], len(variants)):
-            elapsed_s = take_turn(name, block, turns.rules.block_steps)
+            elapsed_s = take_turn(name, block, schedule.rules.block_steps)
         round_s = elapsed_s - before_s
-        reached = half_width(seconds)
-        enough = block >= turns.rules.blocks and reached is not None and reached <= turns.rules.until
+        reached = widest_half_width(seconds)
+        enough = block >= schedule.rules.blocks and reached is not None and reached <= schedule.rules.until
         if enough:
-            return TurnsEnd("half-width", reached, block)
-        if told or elapsed_s >= turns.rules.limit_min * S_PER_MIN:
-            return TurnsEnd("signal" if told else "limit", reached, block)
+            return AlternationResult("half-width", reached, block)
+        if told or elapsed_s >= schedule.rules.limit_min * S_PER_MIN:
+            return AlternationResult("signal" if told else "limit", reached, block)
     raise AssertionError("counting does not end")
 
 
-def block_seconds(of_ranks: Sequence[Sequence[float | None]]) -> float:
+def mean_step_seconds(seconds_by_rank: Sequence[Sequence[float | None]]) -> float:
     """A step's mean in one block: on its slowest rank, and without the first step after another variant's, if
     there are more. NaN where a worker was suspended in all of them.
     """
-    steps = [*zip(*of_ranks, strict=True)]
+    steps = [*zip(*seconds_by_rank, strict=True)]
     whole = [[s for s in step if s is not None] for step in (steps[1:] or steps) if None not in step]
     return float(np.mean([max(step) for step in whole])) if whole else math.nan
 
 
-def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
+def widest_half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
     """The half-width of the least certain ratio of step times to the first variant's, paired by block, as
     figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
     """

@@ -31,8 +31,8 @@ from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt
 from experiments.training.replicas.local import LocalReplica
-from experiments.training.replicas.shared import of_all
-from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
+from experiments.training.replicas.shared import make_shared
+from experiments.training.stop import GO_ON, STOP, Preempted, StopAgreement, StopSignal
 from sparsify.comm import Comm, gather_json
 from sparsify.wrappers.aggregator import Aggregator
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from experiments.training.step_log import StepLog
 
 FORMAT = 1
-OWN, SHARED = "rank{}.pt", "shared{}.pt"
-KEPT = 2
-BLOCK = 2**20  # bytes that are read at a time
+RANK_FILE, SHARED_FILE = "rank{}.pt", "shared{}.pt"
+NUM_KEPT = 2
+BLOCK_BYTES = 2**20  # bytes that are read at a time
 
 
 class SavedPart(Struct, frozen=True):
@@ -54,7 +54,7 @@ class SavedPart(Struct, frozen=True):
     shared: FileFacts | None
 
 
-class Checkpoint(Struct, frozen=True):
+class CheckpointNote(Struct, frozen=True):
     """whole.json: a checkpoint that all ranks have written."""
 
     format: int
@@ -76,13 +76,13 @@ class TrainingState:
         """The part that is alike on all workers, unless they have drifted apart. Tensors, numbers and text
         only.
         """
-        return {"parameters": self._of_model(trained=True), "optimiser": self.optimiser.state_dict()}
+        return {"parameters": self._model_tensors(trained=True), "optimiser": self.optimiser.state_dict()}
 
     def own(self) -> dict[str, Any]:
         """The rest, batch-norm statistics among it."""
         device = self.augmentation.device
         return {
-            "buffers": self._of_model(trained=False),
+            "buffers": self._model_tensors(trained=False),
             "aggregator": self.aggregator.state_dict(),
             "augmentation": self.augmentation.get_state(),
             "random": torch.get_rng_state(),
@@ -101,7 +101,7 @@ class TrainingState:
             torch.cuda.set_rng_state(saved["cuda_random"], self.augmentation.device)
         self.steps.restore(saved["steps"])
 
-    def _of_model(self, trained: bool) -> dict[str, Any]:
+    def _model_tensors(self, trained: bool) -> dict[str, Any]:
         parameters = dict(self.model.named_parameters())
         return {name: v for name, v in self.model.state_dict().items() if (name in parameters) == trained}
 
@@ -118,12 +118,12 @@ class Checkpointer:
         attempt: Attempt,
         comm: Comm,
         log: RankLog,
-        stop: Stop,
+        stop: StopSignal,
         every_min: float | None,
         device: torch.device,
     ) -> None:
         self.attempt, self.comm, self.log, self.device = attempt, comm, log, device
-        self.agreement = Agreement(comm, stop, None if every_min is None else 60 * every_min)
+        self.agreement = StopAgreement(comm, stop, None if every_min is None else 60 * every_min)
         self.found: dict[str, Any] | None = None
 
     def find(self) -> int:
@@ -153,7 +153,7 @@ class Checkpointer:
                     remove_path(path)
             self._report(faults, step)
         self.comm.barrier()
-        if self.agreement.now() == STOP:
+        if self.agreement.vote_now() == STOP:
             raise Preempted(step)
         return step
 
@@ -174,7 +174,7 @@ class Checkpointer:
         Raises:
             Preempted: after saving; somebody was told to stop.
         """
-        word = self.agreement.after_step()
+        word = self.agreement.vote_after_step()
         if word != GO_ON:
             state.steps.write()
             self.save(done, state)
@@ -190,7 +190,7 @@ class Checkpointer:
         folder, rank = self.attempt.checkpoints / str(done), self.comm.rank
         failed: OSError | None = None
         shared = state.shared()
-        digests = gather_json(self.comm, digest(shared), self.device)
+        digests = gather_json(self.comm, state_digest(shared), self.device)
         same_as = digests.index(digests[rank])
         try:
             log_bytes = self.log.sync()
@@ -198,9 +198,9 @@ class Checkpointer:
             folder.mkdir(exist_ok=True)
             note = {
                 "log_bytes": log_bytes,
-                "own": write_state(folder / OWN.format(rank), state.own()),
+                "own": write_state(folder / RANK_FILE.format(rank), state.own()),
                 "same_as": same_as,
-                "shared": write_state(folder / SHARED.format(rank), shared) if same_as == rank else None,
+                "shared": write_state(folder / SHARED_FILE.format(rank), shared) if same_as == rank else None,
             }
         except OSError as error:
             failed, note = error, {"errno": error.errno, "why": error.strerror}
@@ -211,10 +211,10 @@ class Checkpointer:
             first = notes[refused[0]]
             raise failed or OSError(first["errno"], f"rank {refused[0]} could not save: {first['why']}")
         if rank == 0:
-            self._declare(folder, done, notes)
+            self._mark_whole(folder, done, notes)
         self.comm.barrier()  # no worker ends before the checkpoint counts
 
-    def _declare(self, folder: Path, done: int, notes: list[dict[str, Any]]) -> None:
+    def _mark_whole(self, folder: Path, done: int, notes: list[dict[str, Any]]) -> None:
         try:
             write_json(folder / "whole.json", {"format": FORMAT, "step": done, "ranks": notes})
         except OSError:
@@ -224,17 +224,19 @@ class Checkpointer:
         sync_folder(folder.parent)
         saved = self.attempt.checkpoint_by_step()
         whole = sorted(step for step, path in saved.items() if (path / "whole.json").exists())
-        for step in saved.keys() - {*whole[-KEPT:]}:
+        for step in saved.keys() - {*whole[-NUM_KEPT:]}:
             remove_path(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
         """The checkpoints that were declared whole, the newest first."""
         saved = self.attempt.checkpoint_by_step()
-        notes = {step: read_struct_or_none(path / "whole.json", Checkpoint) for step, path in saved.items()}
+        notes = {
+            step: read_struct_or_none(path / "whole.json", CheckpointNote) for step, path in saved.items()
+        }
         fitting = {step: note for step, note in notes.items() if note and self._fits(note, step)}
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
 
-    def _fits(self, note: Checkpoint, step: int) -> bool:
+    def _fits(self, note: CheckpointNote, step: int) -> bool:
         """Tell whether it is of this step and of so many ranks, and by this code."""
         shared = [part for part in note.ranks if part.same_as < len(note.ranks)]
         all_there = all(note.ranks[part.same_as].shared for part in shared)
@@ -247,13 +249,13 @@ class Checkpointer:
         note = notes[self.comm.rank]
         same_as = note["same_as"]
         is_one = len({part["same_as"] for part in notes}) == 1
-        read = partial(read_state, folder / SHARED.format(same_as), notes[same_as]["shared"])
+        read = partial(read_state, folder / SHARED_FILE.format(same_as), notes[same_as]["shared"])
         try:
-            shared = of_all(self.comm, read) if is_one else read()
+            shared = make_shared(self.comm, read) if is_one else read()
             if self.log.size() < note["log_bytes"]:
                 return "its log is shorter than it was"
-            self.found = shared | read_state(folder / OWN.format(self.comm.rank), note["own"])
-        except Faulty as error:
+            self.found = shared | read_state(folder / RANK_FILE.format(self.comm.rank), note["own"])
+        except DamagedStateError as error:
             return str(error)
         return None
 
@@ -270,11 +272,11 @@ class Checkpointer:
 # Files of states, each either whole or refused.
 
 
-class Faulty(Exception):
+class DamagedStateError(Exception):
     """A file is not what was written."""
 
 
-class Digested:
+class DigestingFile:
     """A file to write to that knows the digest and the size of what it was given.
 
     It remembers an error and takes the rest calmly: thrown through torch's writer, which is C++, an
@@ -300,7 +302,7 @@ class Digested:
         """Torch asks for it; `write_state` does it, where errors can be raised."""
 
 
-def digest(state: Any) -> str:
+def state_digest(state: Any) -> str:
     """The same for states of the same bits, whatever their layout in memory."""
     sha256 = hashlib.sha256()
 
@@ -330,7 +332,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     part = path.with_suffix(".part")
     try:
         with part.open("wb", buffering=0) as file:
-            digested = Digested(file)
+            digested = DigestingFile(file)
             torch.save(dict(state), cast(IO[bytes], digested))  # of a file it needs `write` and `flush`
             if digested.error is not None:
                 raise digested.error
@@ -352,20 +354,20 @@ def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size != expected["bytes"]:
-            raise Faulty(f"a file has {size} bytes instead of {expected['bytes']}")
+            raise DamagedStateError(f"a file has {size} bytes instead of {expected['bytes']}")
         with path.open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(BLOCK_BYTES):
                 sha256.update(block)
     except FileNotFoundError as error:
-        raise Faulty("a file is missing") from error
+        raise DamagedStateError("a file is missing") from error
     except OSError as error:
-        raise Faulty(f"a file can't be read: {error.strerror}") from error
+        raise DamagedStateError(f"a file can't be read: {error.strerror}") from error
     if sha256.hexdigest() != expected["sha256"]:
-        raise Faulty("a file was changed after it was written")
+        raise DamagedStateError("a file was changed after it was written")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # it was signed by others
-        raise Faulty("a file holds more than numbers, or is no state") from error
+        raise DamagedStateError("a file holds more than numbers, or is no state") from error
     return state
 
 

@@ -12,11 +12,13 @@ from sparsify.core import host_sync
 from sparsify.core.gradients import FlatGradients
 
 ForwardBackward = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
-WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples
+NUM_WARMUP_STEPS = (
+    3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples
+)
 RECORDED = "recorded"
 
 
-class CudaRecorder:
+class CudaGraphRecorder:
     """A way to note what a device is given to do, and to repeat it: CUDA graphs, on a stream of its own, as
     capturing demands. Of plain steps, too, for autograd goes on accumulating gradients on the stream where it
     began.
@@ -55,7 +57,7 @@ class CudaRecorder:
         torch.cuda.empty_cache()
 
 
-class RecordedWork:
+class GraphedStep:
     """`work`, recorded after some steps and then repeated, as long as everything lies where it lay.
 
     The first repetition is compared with the plain way, bit for bit. Where it differs, or recording fails,
@@ -74,7 +76,7 @@ class RecordedWork:
         work: ForwardBackward,
         model: nn.Module,
         gradients: FlatGradients,
-        recorder: CudaRecorder,
+        recorder: CudaGraphRecorder,
         say: Callable[[str], None],
     ) -> None:
         self.work, self.gradients, self.recorder, self.say = work, gradients, recorder, say
@@ -94,7 +96,7 @@ class RecordedWork:
             self.places, self.steps, self.repeat = places, 0, None
         self.steps += 1
         if self.repeat is None:
-            if self.steps > WARMUPS:
+            if self.steps > NUM_WARMUP_STEPS:
                 return self._try(inputs, labels)
             return self.recorder.run(lambda: self.work(inputs, labels))
         return self._repeat(inputs, labels)
@@ -128,13 +130,13 @@ class RecordedWork:
             return self.work(inputs, labels)
         loss = self.recorder.run(lambda: self.work(inputs, labels))
         plain = [tensor.clone() for tensor in written]
-        put_back(before, written)
+        copy_tensors(before, written)
         repeated = self._repeat(inputs, labels)
         host_sync.record_syncs(1 + len(written))
         if torch.equal(repeated, loss) and all(map(torch.equal, plain, written)):
             self.outcome = RECORDED
         else:
-            put_back(plain, written)
+            copy_tensors(plain, written)
             self._turn_off("repeated, it gave other numbers")
         return loss
 
@@ -146,7 +148,7 @@ class RecordedWork:
         self.say(f"forward and backward run without a CUDA graph: {why}")
 
 
-def put_back(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def copy_tensors(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the values into the tensors."""
     for value, tensor in zip(values, tensors, strict=True):
         tensor.copy_(value)

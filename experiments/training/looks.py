@@ -26,15 +26,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis.records.schema import ALL, REGIONS, SLICES
-from experiments.training.step_log import Log
+from experiments.training.step_log import MeasurementLog
 from sparsify.core.bucket import Bucket
 from sparsify.types import BucketContext, SelectionHook, SparseVector
 
-EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
+HISTOGRAM_EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
 DENSITIES = tuple(10 ** (at / 4) for at in range(-16, 0))  # 0.0001 to 0.56
 LAGS = (1, 2, 5, 10, 20, 50)  # looks between two that are compared
-LARGE = 1000  # elements; smaller tensors are not looked at by themselves
-NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
+MIN_ELEMENTS = 1000  # elements; smaller tensors are not looked at by themselves
+BUCKET_NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
 
 
 class CapturedEnergy:
@@ -53,7 +53,7 @@ class CapturedEnergy:
             torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in (sent.values, acc)])
         )
 
-    def share(self) -> float | None:
+    def captured_share(self) -> float | None:
         """The share in [0, 1]; None where nobody told, as of methods that select nothing, and of zeros. One
         host synchronisation.
         """
@@ -63,7 +63,7 @@ class CapturedEnergy:
         return sent / there if there else None
 
 
-def both(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHook | None:
+def combine_hooks(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHook | None:
     """Tell both of them of each bucket."""
     if one is None or other is None:
         return one or other
@@ -75,7 +75,7 @@ def both(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHoo
     return tell
 
 
-class Looks:
+class SelectionLooks:
     """The looks of one worker, over its training. What it remembers of earlier steps is in no checkpoint:
     after a resumption nothing is compared with what was before.
 
@@ -83,12 +83,12 @@ class Looks:
         every: steps between two looks.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], log: Log, every: int, seed: int) -> None:
+    def __init__(self, buckets: Sequence[Bucket], log: MeasurementLog, every: int, seed: int) -> None:
         self.log, self.every, self.buckets = log, every, buckets
         self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
-        self.draws = BucketContext(seed, 0, NUMBER).make_generator_for_rank(torch.device("cpu"))
+        self.draws = BucketContext(seed, 0, BUCKET_NUMBER).make_generator_for_rank(torch.device("cpu"))
 
-    def at(self, step: int) -> SelectionHook | None:
+    def hook_for_step(self, step: int) -> SelectionHook | None:
         """The watch of this step, if it is one that is looked at."""
         if step % self.every:
             return None
@@ -104,18 +104,18 @@ class Looks:
         selected = torch.zeros(len(values), dtype=torch.bool)
         selected[sent.indices.long().cpu()] = True
         is_whole, sizes = len(self.buckets) == 1, [math.prod(shape) for shape in bucket.shapes]
-        self._note(step, "left_out", ALL if is_whole else bucket.names[0], DENSITIES, left_out(values))
+        self._note(step, "left_out", ALL if is_whole else bucket.names[0], DENSITIES, left_out_energy(values))
         tensors = zip(bucket.names, values.split(sizes), selected.split(sizes), strict=True)
-        looked_at = [one for one in tensors if len(one[1]) >= LARGE]
+        looked_at = [one for one in tensors if len(one[1]) >= MIN_ELEMENTS]
         for name, own, mine in [*looked_at, (ALL, values, selected)] if is_whole else looked_at:
             self._note(step, "histogram", name, *histogram(own))
             if name != ALL:
-                self._note(step, "heat", name, range(SLICES), heat(mine))
+                self._note(step, "heat", name, range(SLICES), selected_shares(mine))
             if step == 0:
                 self._note(step, "size", name, [0], [float(len(own))])
             density = float(mine.double().mean())
             for size in REGIONS:
-                self._compare(step, f"{name}/{size}", regions(own, mine, size, density))
+                self._compare(step, f"{name}/{size}", selected_regions(own, mine, size, density))
 
     def _compare(self, step: int, of: str, now: Tensor) -> None:
         """Keeps of these regions, and notes how many of those kept earlier are among them."""
@@ -141,14 +141,14 @@ def histogram(values: Tensor) -> tuple[list[float], list[float]]:
     scale = float(values.square().mean().sqrt())
     if not scale:
         return [], []
-    width = 2 * EDGE / BINS
-    counts = torch.histc(values / scale, BINS, -EDGE, EDGE)
-    middles = [-EDGE + width * (at + 0.5) for at in range(BINS)]
+    width = 2 * HISTOGRAM_EDGE / BINS
+    counts = torch.histc(values / scale, BINS, -HISTOGRAM_EDGE, HISTOGRAM_EDGE)
+    middles = [-HISTOGRAM_EDGE + width * (at + 0.5) for at in range(BINS)]
     found: list[float] = (counts / len(values) / width).tolist()
     return middles, found
 
 
-def left_out(values: Tensor) -> list[float]:
+def left_out_energy(values: Tensor) -> list[float]:
     """The share of the energy that Top-k leaves out, at each of `DENSITIES`."""
     energies = values.double().square().sort(descending=True).values.cumsum(0)
     total = float(energies[-1])
@@ -156,13 +156,13 @@ def left_out(values: Tensor) -> list[float]:
     return [1 - float(energies[k - 1]) / total for k in ks] if total else [0.0] * len(ks)
 
 
-def heat(selected: Tensor) -> list[float]:
+def selected_shares(selected: Tensor) -> list[float]:
     """The share of each of `SLICES` slices that was selected."""
     found: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
     return found
 
 
-def regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
+def selected_regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
     """The regions of so many elements that are selected: those with the largest norms, as large a share of
     them as `density`; of single elements those that were.
     """

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset, Split
-from experiments.training.graph import CudaRecorder, RecordedWork
-from experiments.training.looks import CapturedEnergy, Looks, both
+from experiments.training.graph import CudaGraphRecorder, GraphedStep
+from experiments.training.looks import CapturedEnergy, SelectionLooks, combine_hooks
 from experiments.training.replicas.local import LocalReplica
-from experiments.training.replicas.shared import replica
+from experiments.training.replicas.shared import make_replica
 from experiments.training.settings import LatenessSettings, TrainSettings
-from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
+from experiments.training.step_log import STEPS_PER_WRITE, MeasurementLog, StepLog
 from experiments.training.task import Metrics, Task
 from sparsify.comm import Comm, InstrumentedComm
 from sparsify.comm.virtual import VirtualComm
@@ -35,17 +35,17 @@ from sparsify.wrappers.checks import check_momentum_applied_once
 from sparsify.wrappers.engine import NonFiniteGradientError
 from sparsify.wrappers.overlap import BackwardOverlap
 
-STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
-TOGETHER = 8  # workers in a published iteration
+LATENESS_STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
+WORKERS_PER_ITERATION = 8  # workers in a published iteration
 
 
 class TrainedModel(NamedTuple):
     """A model at the end of its training, and what is known of how it went."""
 
     model: nn.Module
-    searching: dict[str, Any]  # see `searched`
-    graph: str | None  # see `graph.RecordedWork.outcome`; None too where it was not to be tried
-    agreed: bool  # see `Replica.agreed`
+    searching: dict[str, Any]  # see `summarize_search`
+    graph: str | None  # see `graph.GraphedStep.outcome`; None too where it was not to be tried
+    agreed: bool  # see `Replica.have_averages_agreed`
 
 
 class LoopSettings(NamedTuple):
@@ -58,9 +58,11 @@ class LoopSettings(NamedTuple):
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
-    recorder: CudaRecorder | None = None  # of forward and backward, to repeat them where nothing looks in
+    recorder: CudaGraphRecorder | None = (
+        None  # of forward and backward, to repeat them where nothing looks in
+    )
     late: LatenessSettings = LatenessSettings()
-    mixed: bool = False  # see `in_bf16`
+    mixed: bool = False  # see `with_bf16_products`
 
 
 class Trainer:
@@ -77,27 +79,27 @@ class Trainer:
         method: Method | LocalSteps,
         comm: Comm,
         timer: PhaseTimer,
-        log: Log,
+        log: MeasurementLog,
         settings: LoopSettings,
         checkpointer: Checkpointer | None = None,
     ) -> None:
         seed, device, dtype = settings.seed, settings.device, settings.dtype
         self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
         self.checkpointer = checkpointer
-        self.model = task.model(data, seed, device, dtype)
+        self.model = task.make_model(data, seed, device, dtype)
         if settings.mixed:
-            self.model.forward = in_bf16(self.model.forward, device)
-        instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
+            self.model.forward = with_bf16_products(self.model.forward, device)
+        instrumented, named = InstrumentedComm(comm, timer, self.wait_for_loss), self.model.named_parameters()
         self.local, self.overlap = None, None
         self.aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):
-            make, select = task.optimiser, settings.select
+            make, select = task.make_optimizer, settings.select
             self.aggregator = self.local = LocalReplica(
                 method, self.model, make, instrumented, timer, seed, select
             )
             optimiser = self.local.inner
         else:
-            self.replica = replica(comm, self.model, task.optimiser)
+            self.replica = make_replica(comm, self.model, task.make_optimizer)
             optimiser = self.replica.optimiser
             check_momentum_applied_once(optimiser, method)
             # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
@@ -114,7 +116,7 @@ class Trainer:
         self.log = StepLog(timer, comm, log, device)
         self.looks = None
         if (every := settings.train.look_every) and comm.rank == 0:
-            self.looks = Looks(self.aggregator.gradients.buckets, log, every, seed)
+            self.looks = SelectionLooks(self.aggregator.gradients.buckets, log, every, seed)
         self.state = TrainingState(self.model, optimiser, self.aggregator, augmentation, self.log)
         timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0
         self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
@@ -122,7 +124,7 @@ class Trainer:
         self.recorded = None
         if settings.recorder and timer.mode == "production" and not self.overlap:
             work, gradients = self.forward_and_backward, self.aggregator.gradients
-            self.recorded = RecordedWork(work, self.model, gradients, settings.recorder, self.say)
+            self.recorded = GraphedStep(work, self.model, gradients, settings.recorder, self.print_on_rank_0)
 
     def run(self, progress: Callable[[int], None] = lambda step: None) -> TrainedModel:
         """Train to the end.
@@ -145,13 +147,13 @@ class Trainer:
         validates = self.validates_after(step) and not published
         owes = published and step > 0 and self.validates_after(step - 1)
         watch = CapturedEnergy() if validates and not self.local else None
-        look = self.looks.at(step) if self.looks else None
+        look = self.looks.hook_for_step(step) if self.looks else None
         if timer.mode == "serialised":
             self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
         with timer.step():
             if owes and self.comm.rank == 0:
                 with timer.phase("validate"):  # while the others go on to their final wait
-                    metrics = self.validation()
+                    metrics = self.validate_on_rank_0()
             with timer.phase("io"):
                 inputs, labels = next(self.batches)
             rate = self.task.learning_rate(step, self.steps_per_epoch)
@@ -160,7 +162,7 @@ class Trainer:
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
             if self.settings.late.draw != "none":
                 with timer.phase("late"):
-                    self.be_late(step)
+                    self.wait_if_late(step)
             if overlap:
                 report = overlap.finish_step()
             with timer.phase("check"):
@@ -174,7 +176,7 @@ class Trainer:
                 report = aggregator.exchange(epoch)
             else:
                 if not overlap:
-                    report = aggregator.aggregate(epoch, rate, both(watch, look))
+                    report = aggregator.aggregate(epoch, rate, combine_hooks(watch, look))
                 with timer.phase("update"):
                     self.replica.update(rate, aggregator.gradients.flat)
 
@@ -182,14 +184,14 @@ class Trainer:
         if owes:
             self.log.end_epoch((step - 1) // self.steps_per_epoch, step - 1, metrics)
         # In other modes nobody has looked at `finite`, which would make the host wait: the log will.
-        self.log.observe(step, epoch, loss, rate, report, aggregator, finite)
+        self.log.add_step(step, epoch, loss, rate, report, aggregator, finite)
         if validates:
-            metrics = self.validation()
+            metrics = self.validate_on_rank_0()
         if self.ends_epoch(step) or self.done % STEPS_PER_WRITE == 0:
             self.log.write()
-        if self.is_due_after(step) and not (published and self.validates):
-            captured = watch.share() if watch else None
-            self.log.end_epoch(epoch, step, metrics, captured, self.tested(metrics))
+        if self.ends_validation_period(step) and not (published and self.validates):
+            captured = watch.captured_share() if watch else None
+            self.log.end_epoch(epoch, step, metrics, captured, self.evaluate_test_set(metrics))
         if validates:
             self.comm.barrier()  # the others did not validate; that is not part of their next step's wait
 
@@ -203,7 +205,7 @@ class Trainer:
         self.unread = loss = loss.detach()
         return loss
 
-    def be_late(self, step: int) -> None:
+    def wait_if_late(self, step: int) -> None:
         """Do nothing for as long as this worker is late, after what it has given its device."""
         comm = self.comm
         late_s = seconds_late(self.settings.late, self.settings.seed, step, comm.rank, comm.size)
@@ -213,7 +215,7 @@ class Trainer:
             self.timer.synchronise()
             time.sleep(late_s)
 
-    def read_loss(self) -> None:
+    def wait_for_loss(self) -> None:
         """The first time that the published code waits for the device: its backward hook has compressed and
         begun to send by then, and its final wait is yet to come.
         """
@@ -226,7 +228,7 @@ class Trainer:
         """Tell whether this step is an epoch's last one, or the run's."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.settings.num_steps
 
-    def is_due_after(self, step: int) -> bool:
+    def ends_validation_period(self, step: int) -> bool:
         """Tell whether this step ends `validate_every` epochs."""
         is_last = step + 1 == self.settings.num_steps
         whole = (step // self.steps_per_epoch + 1) % self.settings.train.validate_every == 0
@@ -234,30 +236,30 @@ class Trainer:
 
     def validates_after(self, step: int) -> bool:
         """Tell whether validation is due after this step; as published, it is in the one that follows."""
-        return self.validates and self.is_due_after(step)
+        return self.validates and self.ends_validation_period(step)
 
-    def validation(self) -> Metrics | None:
+    def validate_on_rank_0(self) -> Metrics | None:
         """Metrics of the validation, on rank 0."""
-        return self.evaluated() if self.comm.rank == 0 else None
+        return self.evaluate() if self.comm.rank == 0 else None
 
-    def tested(self, metrics: Metrics | None) -> Metrics | None:
+    def evaluate_test_set(self, metrics: Metrics | None) -> Metrics | None:
         """Metrics of the test set after the last step, where training images stood in for it until then."""
         if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
             return None
-        return self.evaluated(self.data.unseen)
+        return self.evaluate(self.data.unseen)
 
-    def evaluated(self, split: Split | None = None) -> Metrics:
+    def evaluate(self, split: Split | None = None) -> Metrics:
         """Metrics of this worker's model; within local steps as a rule of what all have in common."""
         local = self.local if self.settings.train.evaluate == "anchor" else None
         with local.at_anchor() if local else nullcontext():
             return self.task.evaluate(self.model, self.data, self.settings.dtype, split)
 
-    def say(self, line: str) -> None:
+    def print_on_rank_0(self, line: str) -> None:
         """Tell people a line, once for all ranks."""
         if self.comm.rank == 0:
             print(line, file=sys.stderr)
 
-    def give_up(self) -> TrainedModel:
+    def finish_diverged(self) -> TrainedModel:
         """End a training that diverged: it has a last epoch, of which nothing is a number. Collective, after
         `step` told of it on all ranks.
         """
@@ -270,20 +272,22 @@ class Trainer:
         self.log.write()
         if self.timer.mode == "as_published" and self.validates_after(self.done - 1):
             epoch = (self.done - 1) // self.steps_per_epoch  # no step follows in which to validate
-            metrics = self.validation()
-            self.log.end_epoch(epoch, self.done - 1, metrics, tested=self.tested(metrics))
+            metrics = self.validate_on_rank_0()
+            self.log.end_epoch(epoch, self.done - 1, metrics, tested=self.evaluate_test_set(metrics))
         return self._end()
 
     def _end(self) -> TrainedModel:
         self.log.log.flush()
         graph = self.recorded.outcome if self.recorded else None
         if self.local:
-            self.local.settle()
-        agreed = self.local is not None or self.replica.agreed()
-        return TrainedModel(self.model, searched(self.aggregator), graph, agreed)
+            self.local.move_to_anchor()
+        agreed = self.local is not None or self.replica.have_averages_agreed()
+        return TrainedModel(self.model, summarize_search(self.aggregator), graph, agreed)
 
 
-def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
+def with_bf16_products(
+    forward: Callable[[Tensor], Tensor], device: torch.device
+) -> Callable[[Tensor], Tensor]:
     """A model's forward with products in bfloat16, and backward with it; parameters, gradients and outputs
     stay in single precision.
     """
@@ -297,7 +301,7 @@ def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callab
     return computed
 
 
-def searched(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
+def summarize_search(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
     found = aggregator.search_stats()
     total = sum(found.values(), SearchStats())
@@ -314,10 +318,10 @@ def seconds_late(late: LatenessSettings, seed: int, step: int, rank: int, size: 
     """
     if late.rank not in (None, rank):
         return 0.0
-    return float(_of_all(late, np.random.default_rng([STREAM, seed, step]), size)[rank])
+    return float(_draw_lateness(late, np.random.default_rng([LATENESS_STREAM, seed, step]), size)[rank])
 
 
-def _of_all(late: LatenessSettings, draws: np.random.Generator, size: int) -> np.ndarray:
+def _draw_lateness(late: LatenessSettings, draws: np.random.Generator, size: int) -> np.ndarray:
     """(size,) seconds."""
     if late.draw == "constant":
         return np.full(size, late.s)
@@ -325,13 +329,13 @@ def _of_all(late: LatenessSettings, draws: np.random.Generator, size: int) -> np
         return late.s * draws.random(size)
     if late.draw == "lognormal":
         return late.s * np.exp(late.spread * draws.standard_normal(size))
-    table = published()
-    rows = table[draws.integers(len(table), size=-(-size // TOGETHER))]
+    table = published_lateness()
+    rows = table[draws.integers(len(table), size=-(-size // WORKERS_PER_ITERATION))]
     return draws.permuted(rows, axis=1).ravel()[:size]
 
 
 @cache
-def published() -> np.ndarray:
+def published_lateness() -> np.ndarray:
     """(iterations, 8) seconds behind the first worker, of the published job's settled iterations.
 
     The logs' table has the least, the mean and the greatest time of each iteration: one worker has the least,
@@ -344,6 +348,8 @@ def published() -> np.ndarray:
 
     table = rederived.settled_iterations(rederived.JOB_BY_GPU_AND_METHOD["A100", "topk"])
     least, mean, greatest = (table[f"comp_{which}_ms"].to_numpy() for which in ("min", "mean", "max"))
-    others = (TOGETHER * mean - least - greatest) / (TOGETHER - 2)
-    seconds: np.ndarray = np.stack([least, greatest, *[others] * (TOGETHER - 2)], axis=1) - least[:, None]
+    others = (WORKERS_PER_ITERATION * mean - least - greatest) / (WORKERS_PER_ITERATION - 2)
+    seconds: np.ndarray = (
+        np.stack([least, greatest, *[others] * (WORKERS_PER_ITERATION - 2)], axis=1) - least[:, None]
+    )
     return seconds / 1e3

@@ -13,15 +13,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
-from experiments.training.networks import transformers_for
+from experiments.training.networks import import_transformers
 from experiments.training.task import Task
 
-HIDDEN = 0.75  # of the patches
-WIDER = 4  # times, within each layer
-SLOWEST = 10_000  # of the sines of positions, the longest wavelength in patches, over 2 pi
+HIDDEN_SHARE = 0.75  # of the patches
+MLP_RATIO = 4  # times, within each layer
+LONGEST_WAVELENGTH = 10_000  # of the sines of positions, the longest wavelength in patches, over 2 pi
 
 
-class Size(NamedTuple):
+class ModelSize(NamedTuple):
     """Sizes of encoder and decoder, both Vision Transformers."""
 
     patch: int  # pixels, of each side
@@ -37,14 +37,14 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "tiny": Size(4, 64, 4, 4, 48, 2, 4),
-    "base": Size(16, 768, 12, 12, 512, 8, 16),  # ViT-B/16, and the decoder of the paper's Table 1
-    "large": Size(16, 1024, 24, 16, 512, 8, 16),  # ViT-L/16
+    "tiny": ModelSize(4, 64, 4, 4, 48, 2, 4),
+    "base": ModelSize(16, 768, 12, 12, 512, 8, 16),  # ViT-B/16, and the decoder of the paper's Table 1
+    "large": ModelSize(16, 1024, 24, 16, 512, 8, 16),  # ViT-L/16
 }
 
 
 @dataclass(frozen=True)
-class MaskedImages(Task):
+class MaskedImageTask(Task):
     """Guessing hidden patches: validated is the loss, over always the same ones; there is no accuracy.
 
     A batch is a row for each image: its pixels, then a number for each patch, drawn by the run's generator.
@@ -54,17 +54,17 @@ class MaskedImages(Task):
     eval_batch: ClassVar[int] = 100
     patch: int = 16
 
-    def drawn(
+    def draw_batch(
         self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        images, labels = super().drawn(data, chosen, generator, dtype)
-        return self.with_numbers(images, generator), labels
+        images, labels = super().draw_batch(data, chosen, generator, dtype)
+        return self.append_mask_numbers(images, generator), labels
 
-    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        images, labels = super().asked(data, some, dtype)
-        return self.with_numbers(images, Generator(images.device).manual_seed(0)), labels
+    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        images, labels = super().evaluation_batch(data, some, dtype)
+        return self.append_mask_numbers(images, Generator(images.device).manual_seed(0)), labels
 
-    def with_numbers(self, images: Tensor, generator: Generator) -> Tensor:
+    def append_mask_numbers(self, images: Tensor, generator: Generator) -> Tensor:
         """(B, C, H, W) -> (B, C H W + patches)."""
         shape = (len(images), (images.shape[-1] // self.patch) ** 2)
         numbers = torch.rand(shape, generator=generator, device=images.device)
@@ -73,7 +73,7 @@ class MaskedImages(Task):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def metric_sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         loss = outputs.double()  # the mean over these images
         return torch.stack([torch.full_like(loss, len(labels)), loss * len(labels)])
 
@@ -87,9 +87,9 @@ class MAE(nn.Module):
         ValueError: transformers is not installed.
     """
 
-    def __init__(self, channels: int, pixels: int, size: Size) -> None:
+    def __init__(self, channels: int, pixels: int, size: ModelSize) -> None:
         super().__init__()
-        transformers = transformers_for("The masked autoencoder")
+        transformers = import_transformers("The masked autoencoder")
         self.shape, self.patches = (channels, pixels, pixels), (pixels // size.patch) ** 2
         self.model = transformers.ViTMAEForPreTraining(
             transformers.ViTMAEConfig(
@@ -99,14 +99,14 @@ class MAE(nn.Module):
                 hidden_size=size.width,
                 num_hidden_layers=size.layers,
                 num_attention_heads=size.heads,
-                intermediate_size=WIDER * size.width,
+                intermediate_size=MLP_RATIO * size.width,
                 decoder_hidden_size=size.decoder_width,
                 decoder_num_hidden_layers=size.decoder_layers,
                 decoder_num_attention_heads=size.decoder_heads,
-                decoder_intermediate_size=WIDER * size.decoder_width,
+                decoder_intermediate_size=MLP_RATIO * size.decoder_width,
                 hidden_dropout_prob=0.0,
                 attention_probs_dropout_prob=0.0,
-                mask_ratio=HIDDEN,
+                mask_ratio=HIDDEN_SHARE,
                 norm_pix_loss=True,
             )
         )
@@ -117,8 +117,8 @@ class MAE(nn.Module):
         for token in (embeddings.cls_token, decoder.mask_token):
             nn.init.normal_(token, std=0.02)
         # As buffers: no gradient is selected from, exchanged or decayed.
-        _fix(embeddings, "position_embeddings", pixels // size.patch)
-        _fix(decoder, "decoder_pos_embed", pixels // size.patch)
+        _fix_positions(embeddings, "position_embeddings", pixels // size.patch)
+        _fix_positions(decoder, "decoder_pos_embed", pixels // size.patch)
 
     def forward(self, rows: Tensor) -> Tensor:
         """(B, C H W + patches) -> the mean squared error over hidden patches.
@@ -130,19 +130,19 @@ class MAE(nn.Module):
         return loss
 
 
-def _fix(module: nn.Module, name: str, side: int) -> None:
+def _fix_positions(module: nn.Module, name: str, side: int) -> None:
     """Replace a parameter by sines of positions, for patches in rows of `side`."""
     given = getattr(module, name)
     delattr(module, name)
-    module.register_buffer(name, positions(side, given.shape[-1]).to(given.device))
+    module.register_buffer(name, sine_positions(side, given.shape[-1]).to(given.device))
 
 
-def positions(side: int, width: int) -> Tensor:
+def sine_positions(side: int, width: int) -> Tensor:
     """(1, 1 + side^2, width): sines and cosines of each patch's column, then of its row.
 
     In the order of the paper's code; zeros for the token before the patches.
     """
-    speeds = SLOWEST ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    speeds = LONGEST_WAVELENGTH ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     angles = torch.arange(side, dtype=torch.float64)[:, None] * speeds
     waves = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, width / 2)
     patches = torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=1)

@@ -12,21 +12,27 @@ from torch.nn import functional
 
 from sparsify.ranges import describe_unknown
 
-VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions, their channels; then a pooling
+VGG16_STAGES = (
+    (2, 64),
+    (2, 128),
+    (3, 256),
+    (3, 512),
+    (3, 512),
+)  # convolutions, their channels; then a pooling
 
 
-def vgg16(channels: int, pixels: int, classes: int, thinner: int = 1) -> nn.Module:
+def vgg16(channels: int, pixels: int, classes: int, width_divisor: int = 1) -> nn.Module:
     """VGG-16 for 32 x 32 images, as the published code has it: 14,728,266 parameters in 54 tensors.
 
     13 convolutions 3 x 3 with bias, each followed by batch norm and ReLU, five poolings, one linear layer; no
     dropout. Simonyan and Zisserman 2015, configuration D, without its two hidden linear layers.
 
     Args:
-        thinner: every convolution has so many times fewer channels.
+        width_divisor: every convolution has so many times fewer channels.
     """
     layers: list[nn.Module] = []
-    for convolutions, width in VGG16:
-        width //= thinner
+    for convolutions, width in VGG16_STAGES:
+        width //= width_divisor
         for _ in range(convolutions):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
             channels = width
@@ -37,7 +43,7 @@ def vgg16(channels: int, pixels: int, classes: int, thinner: int = 1) -> nn.Modu
 
 def slim_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     """VGG-16 with a quarter of its channels: 924,186 parameters for CIFAR-10 in the same 54 tensors."""
-    return vgg16(channels, pixels, classes, thinner=4)
+    return vgg16(channels, pixels, classes, width_divisor=4)
 
 
 def small_cnn(channels: int, pixels: int, classes: int, first: int = 16) -> nn.Module:
@@ -86,7 +92,7 @@ def lenet5(channels: int, pixels: int, classes: int) -> nn.Module:
     )  # fmt: skip
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions 3 x 3 with batch norm, beside a way around them (He et al. 2016, Fig. 2).
 
     Args:
@@ -127,7 +133,7 @@ def resnet(channels: int, classes: int, widths: Sequence[int], blocks: int, proj
     ]  # fmt: skip
     for stage, wider in enumerate(widths):
         for block in range(blocks):
-            layers.append(Residual(width, wider, 2 if stage and not block else 1, projects))
+            layers.append(ResidualBlock(width, wider, 2 if stage and not block else 1, projects))
             width = wider
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
@@ -185,7 +191,7 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight)
 
 
-class Halving(nn.Module):
+class HalvingBlock(nn.Module):
     """A convolution 3 x 3 and a pooling that halves the image, then another convolution with a way around it;
     each with batch norm and GELU.
     """
@@ -210,7 +216,7 @@ class Halving(nn.Module):
         return found
 
 
-class SmallLogits(nn.Module):
+class ScaledLogits(nn.Module):
     """Logits times a factor that is not trained, so that they begin small."""
 
     def __init__(self, factor: float) -> None:
@@ -224,16 +230,16 @@ class SmallLogits(nn.Module):
 def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
     """A small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
 
-    A fitted `Whitening`, three times `Halving`, the greatest over pixels, one linear layer without bias.
+    A fitted `Whitening`, three times `HalvingBlock`, the greatest over pixels, one linear layer without bias.
     After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
     """
     whitening = Whitening(channels)
     layers, width = list[nn.Module]([whitening, nn.GELU()]), whitening.width
     for wider in (64, 128, 256):
-        layers.append(Halving(width, wider))
+        layers.append(HalvingBlock(width, wider))
         width = wider
     layers += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, classes, bias=False)]
-    return nn.Sequential(*layers, SmallLogits(1 / 8))
+    return nn.Sequential(*layers, ScaledLogits(1 / 8))
 
 
 def imagenet_resnet50(channels: int, pixels: int, classes: int) -> nn.Module:
@@ -258,7 +264,7 @@ def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     return model
 
 
-def transformers_for(model: str) -> Any:
+def import_transformers(model: str) -> Any:
     """The package transformers, which only some models need.
 
     Raises:

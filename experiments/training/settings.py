@@ -35,18 +35,20 @@ class Settings(Mapping[str, Any]):
     """
 
     @classmethod
-    def kind(cls, given: Mapping[str, Any]) -> type[Settings]:
+    def subclass_for(cls, given: Mapping[str, Any]) -> type[Settings]:
         """The subclass whose fields these values are for."""
         return cls
 
     @classmethod
-    def built(cls: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
+    def from_dict(cls: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         """One with these values, nested, and the defaults of all others; names that it lacks are ignored."""
-        kind, values = cls.kind(given), {}
+        kind, values = cls.subclass_for(given), {}
         for name, allowed in field_types(kind).items():
             if name in given:
                 value, inner = given[name], nested_settings_class(allowed)
-                values[name] = inner.built(value) if inner and isinstance(value, Mapping) else _freeze(value)
+                values[name] = (
+                    inner.from_dict(value) if inner and isinstance(value, Mapping) else _freeze(value)
+                )
         made: SettingsT = kind(**values)  # type: ignore[assignment]  # `kind` is a subclass
         return made
 
@@ -59,19 +61,19 @@ class Settings(Mapping[str, Any]):
             if (value := getattr(self, name)) != added.get(name, MISSING)
         }
 
-    def leaf(self, dotted: str) -> Any:
+    def get_setting(self, dotted: str) -> Any:
         """The value of a dotted key, as `as_dict` has it; None where there is none."""
         name, _, rest = dotted.partition(".")
         value = getattr(self, name, None)
         if rest:
-            return value.leaf(rest) if isinstance(value, Settings) else None
+            return value.get_setting(rest) if isinstance(value, Settings) else None
         return to_plain(value)
 
-    def having(self: SettingsT, dotted: str, value: Any) -> SettingsT:
+    def with_setting(self: SettingsT, dotted: str, value: Any) -> SettingsT:
         """The same with another value for a dotted key."""
         name, _, rest = dotted.partition(".")
         changed: SettingsT = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
-            self, **{name: getattr(self, name).having(rest, value) if rest else _freeze(value)}
+            self, **{name: getattr(self, name).with_setting(rest, value) if rest else _freeze(value)}
         )
         return changed
 

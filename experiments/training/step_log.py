@@ -13,7 +13,7 @@ from torch import Tensor
 
 from analysis.records.schema import AveragedNumbers, fields_by_name
 from experiments.training.replicas.local import LocalReplica
-from experiments.training.replicas.shared import of_all
+from experiments.training.replicas.shared import make_shared
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
 from sparsify.core import host_sync
@@ -25,7 +25,7 @@ EPOCH_MEANS = tuple(fields_by_name(AveragedNumbers))  # recorded per epoch besid
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
 
 
-class Log(Protocol):
+class MeasurementLog(Protocol):
     """The place where a rank's measurements go."""
 
     def add(self, kind: str, **values: Any) -> None:
@@ -39,7 +39,7 @@ class StepLog:
     """The steps since the last write: they wait in memory until the timer's samples are resolved, so that
     nothing is written inside a timed step."""
 
-    def __init__(self, timer: PhaseTimer, comm: Comm, log: Log, device: torch.device) -> None:
+    def __init__(self, timer: PhaseTimer, comm: Comm, log: MeasurementLog, device: torch.device) -> None:
         self.timer, self.comm, self.log, self.device = timer, comm, log, device
         self.waiting: list[dict[str, Any]] = []
         self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, until somebody looks
@@ -48,7 +48,7 @@ class StepLog:
         self.epoch: list[dict[str, float]] = []
         self.timed_s = 0.0  # spent in steps since the run began, but for those in which a worker was stopped
 
-    def observe(
+    def add_step(
         self,
         step: int,
         epoch: int,
@@ -81,7 +81,7 @@ class StepLog:
                 # Of the average, which is alike on all workers.
                 "update_density": aggregator.moved
                 if isinstance(aggregator, LocalReplica)
-                else of_all(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
+                else make_shared(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
                 "residual_norm": aggregator.residual_norm(),
             }
         )
@@ -94,11 +94,11 @@ class StepLog:
                 nobody has looked for.
         """
         samples = self.timer.finish_window(self._gather)
-        trouble = self._not_finite()
+        trouble = self._find_nonfinite_gradient()
         # A step is as long on the workers that waited for one that was suspended.
         stops_of_ranks = self._gather([float(sample.stops) for sample in samples])
         stops_of_steps = [int(max(of_ranks)) for of_ranks in zip(*stops_of_ranks, strict=True)]
-        for sample, stops, numbers in zip(samples, stops_of_steps, read(self.waiting), strict=True):
+        for sample, stops, numbers in zip(samples, stops_of_steps, to_numbers(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             numbers["stops"] = stops
             self.timed_s += 0.0 if stops else sample.step_s
@@ -158,7 +158,7 @@ class StepLog:
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 
-    def _not_finite(self) -> NonFiniteGradientError | None:
+    def _find_nonfinite_gradient(self) -> NonFiniteGradientError | None:
         """The first gradient of any rank's waiting steps that was not finite: all ranks tell of the same."""
         if not self.finite:
             return None
@@ -179,7 +179,7 @@ class StepLog:
         return found
 
 
-def read(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def to_numbers(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with numbers instead of tensors. One host synchronisation, if there are any."""
     tensors = [value.double() for step in steps for value in step.values() if isinstance(value, Tensor)]
     numbers = iter(host_sync.to_host(torch.stack(tensors)) if tensors else [])

@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # a worker listens for signals before torch is loaded, which 
     from sparsify.comm import Comm
 
 # `nohup` has one ignored, and shells the other in what runs in the background; so it stays then.
-OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 _continued = list[float]()  # when this process went on after it was stopped, as by `scontrol suspend`
-ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
+MAX_WAIT_ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
 GO_ON, SAVE, STOP = 0, 1, 2
 
 
-def times_continued() -> int:
+def count_continuations() -> int:
     """How often this process was stopped and continued, or told to continue, since it began to listen."""
     return len(_continued)
 
@@ -39,46 +39,46 @@ class Preempted(Exception):
 
 
 @dataclass
-class Stop:
+class StopSignal:
     """Note of whether this process was told to stop. A signal to one forked from it does not count."""
 
-    told_at: float | None = None
+    received_at: float | None = None
     process: int = 0
 
-    def listen(self) -> Stop:
+    def listen(self) -> StopSignal:
         """Take the stop signals from now on. The starting process may have blocked them."""
         self.process = os.getpid()
         for number in STOP_SIGNALS:
-            if number not in OF_TERMINALS or signal.getsignal(number) is not signal.SIG_IGN:
+            if number not in TERMINAL_SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
         signal.signal(signal.SIGCONT, lambda number, frame: _continued.append(time.monotonic()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return self
 
     @property
-    def told(self) -> bool:
+    def is_set(self) -> bool:
         """True once a stop signal has come."""
-        return self.told_at is not None
+        return self.received_at is not None
 
     def is_overdue(self) -> bool:
         """Tell whether it has been too long for a worker that still waits for the others to come."""
-        return self.told_at is not None and time.monotonic() - self.told_at > ALONE_S
+        return self.received_at is not None and time.monotonic() - self.received_at > MAX_WAIT_ALONE_S
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         # A forked child, as a DataLoader's worker is, inherits this handler, and SLURM signals it too.
-        if os.getpid() == self.process and self.told_at is None:
-            self.told_at = time.monotonic()
+        if os.getpid() == self.process and self.received_at is None:
+            self.received_at = time.monotonic()
 
 
 # Between two votes: one takes 5.5 ms of CPU time of 8 gloo processes together, which is 0.6 % of 2 cores.
-VOTES_S = 0.5
+VOTE_INTERVAL_S = 0.5
 # Over a link with distance one travels for longer than that: who waited so long for it votes half as often,
 # down to once in so many seconds.
-WAITED_S, SELDOM_S = 0.02, 8.0
-MOST_STEPS = 1000  # between two votes, should steps take no time at all
+LONG_WAIT_S, MAX_VOTE_INTERVAL_S = 0.02, 8.0
+MAX_STEPS = 1000  # between two votes, should steps take no time at all
 
 
-class Agreement:
+class StopAgreement:
     """The workers' agreement on what to do at the end of a step, with the delay of one vote.
 
     Short steps share a vote, else it would show in their times: rank 0 proposes, with each vote, how many
@@ -86,32 +86,36 @@ class Agreement:
     """
 
     def __init__(
-        self, comm: Comm, stop: Stop, save_every_s: float | None, clock: Callable[[], float] = time.monotonic
+        self,
+        comm: Comm,
+        stop: StopSignal,
+        save_every_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.comm, self.stop, self.save_every_s, self.clock = comm, stop, save_every_s, clock
         self.gap, self.steps = 1, 0  # steps between two votes, and since the last one
-        self.votes_s = VOTES_S  # between two of them
+        self.votes_s = VOTE_INTERVAL_S  # between two of them
         self.voted_at = self.saved_at = clock()
 
-    def now(self) -> int:
+    def vote_now(self) -> int:
         """The same at once: waits for all votes, so for when no steps are being timed."""
-        self.comm.lagged_max(STOP if self.stop.told else GO_ON)
+        self.comm.lagged_max(STOP if self.stop.is_set else GO_ON)
         return self.comm.lagged_max(GO_ON)
 
-    def after_step(self) -> int:
+    def vote_after_step(self) -> int:
         """GO_ON, SAVE or STOP; call it after every step."""
         self.steps += 1
         if self.steps < self.gap:
             return GO_ON
-        mine, began = self._word() * (MOST_STEPS + 1) + self._proposal(), self.clock()
-        word, gap = divmod(self.comm.lagged_max(mine), MOST_STEPS + 1)
-        if self.clock() - began > WAITED_S:
-            self.votes_s = min(2 * self.votes_s, SELDOM_S)
+        mine, began = self._word() * (MAX_STEPS + 1) + self._proposal(), self.clock()
+        word, gap = divmod(self.comm.lagged_max(mine), MAX_STEPS + 1)
+        if self.clock() - began > LONG_WAIT_S:
+            self.votes_s = min(2 * self.votes_s, MAX_VOTE_INTERVAL_S)
         self.gap, self.steps = max(gap, 1), 0
         return word
 
     def _word(self) -> int:
-        if self.stop.told:
+        if self.stop.is_set:
             return STOP
         if self.comm.rank or self.save_every_s is None or self.clock() - self.saved_at < self.save_every_s:
             return GO_ON
@@ -124,4 +128,4 @@ class Agreement:
         took, self.voted_at = now - self.voted_at, now
         if self.comm.rank:
             return 0
-        return min(int(self.votes_s * self.steps / took), MOST_STEPS) if took > 0 else MOST_STEPS
+        return min(int(self.votes_s * self.steps / took), MAX_STEPS) if took > 0 else MAX_STEPS

@@ -16,7 +16,7 @@ from experiments.training.datasets import REGISTRY, Dataset, Split
 from experiments.training.networks import Whitening
 from sparsify.core import host_sync
 
-UNASKED = -100  # instead of a label: torch's cross-entropy leaves it out
+IGNORED_LABEL = -100  # instead of a label: torch's cross-entropy leaves it out
 
 
 class Metrics(NamedTuple):
@@ -56,24 +56,24 @@ class Task:
     def __post_init__(self) -> None:
         REGISTRY.check_name(self.dataset)
 
-    def model(self, data: Dataset, seed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    def make_model(self, data: Dataset, seed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """The same initial weights for the same seed, whatever else drew random numbers.
 
         They are drawn by torch's default rules.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.built(data)
+            model = self.make_network(data)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return model.to(device, dtype).to(memory_format=layout)
 
-    def built(self, data: Dataset) -> nn.Module:
+    def make_network(self, data: Dataset) -> nn.Module:
         """The network for the data's shapes."""
         return self.network(data.channels, data.pixels, data.classes)
 
-    def optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Momentum after aggregation, no Nesterov, as published."""
-        groups = by_decay(model.parameters(), self.weight_decay)
+        groups = group_by_weight_decay(model.parameters(), self.weight_decay)
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
 
     def steps_per_epoch(self, data: Dataset, workers: int) -> int:
@@ -134,21 +134,21 @@ class Task:
             for at in range(skipped, per_pass):
                 start = at * self.batch_size
                 chosen = order[start : start + self.batch_size]
-                yield self.drawn(data, chosen, generator, dtype)
+                yield self.draw_batch(data, chosen, generator, dtype)
             data_pass, skipped = data_pass + 1, 0
 
-    def drawn(
+    def draw_batch(
         self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Inputs and labels of training examples, (B,) indices, with all that is drawn for them."""
-        inputs = data.augmented(chosen, generator).to(dtype)
-        return self.laid_out(data.normalised(inputs)), data.train.labels[chosen]
+        inputs = data.augment(chosen, generator).to(dtype)
+        return self.to_model_layout(data.normalize(inputs)), data.train.labels[chosen]
 
-    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Inputs and labels of examples to be evaluated, always the same."""
-        return self.laid_out(data.normalised(data.opened(some.images).to(dtype))), some.labels
+        return self.to_model_layout(data.normalize(data.read_images(some.images).to(dtype))), some.labels
 
-    def laid_out(self, inputs: Tensor) -> Tensor:
+    def to_model_layout(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
         inputs = inputs.permute(0, 3, 1, 2)  # as memory, this is channels-last already
         return inputs if self.channels_last else inputs.contiguous()
@@ -170,22 +170,22 @@ class Task:
         sums = []
         for start in range(0, len(tested.labels), self.eval_batch):
             some = Split(*(part[start : start + self.eval_batch] for part in tested))
-            inputs, labels = self.asked(data, some, dtype)
-            sums.append(self.sums(model(inputs), labels))
+            inputs, labels = self.evaluation_batch(data, some, dtype)
+            sums.append(self.metric_sums(model(inputs), labels))
         model.train()
         count, loss, *hits = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
         return Metrics(loss / count, *(100 * number / count for number in hits))
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def metric_sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Of a batch that is evaluated: how many labels it has, their loss, hits, and hits among five."""
         outputs, labels = outputs.flatten(0, -2), labels.flatten()
         loss = functional.cross_entropy(outputs, labels, reduction="sum")
         hits = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
-        counted = (labels != UNASKED).sum()
+        counted = (labels != IGNORED_LABEL).sum()
         return torch.stack([counted, loss.double(), hits[:, 0].sum(), hits.sum()])
 
 
-def by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def group_by_weight_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Groups of an optimiser: tensors of more than one dimension, which are decayed, and the others."""
     known = [*parameters]
     return [
@@ -194,7 +194,7 @@ def by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[di
     ]
 
 
-def prepare_optimisers() -> None:
+def skip_compiler_import() -> None:
     """Let them step without torch's compiler, which they load otherwise, 2,000 files, to tell it that it has
     nothing to do here: a second of each process, and more where many load them from one disk.
 
@@ -211,14 +211,14 @@ def prepare_optimisers() -> None:
 
 
 @dataclass(frozen=True)
-class LargeImages(Task):
+class LargeImageTask(Task):
     """Classification of images of 224 x 224 pixels, of which fewer are evaluated at a time."""
 
     eval_batch: ClassVar[int] = 50
 
 
 @dataclass(frozen=True)
-class FastImages(Task):
+class FastImageTask(Task):
     """Classification of images in few steps: a network that is fitted to them before it is trained, smoothed
     labels, and a learning rate that falls to nothing.
 
@@ -238,9 +238,9 @@ class FastImages(Task):
                 f"lr_warmup_epochs={self.lr_warmup_epochs:g}, in which the rate rises; take a later epoch"
             )
 
-    def built(self, data: Dataset) -> nn.Module:
-        model = super().built(data)
-        images = data.normalised(data.opened(data.train.images[: self.fitted]).float())
+    def make_network(self, data: Dataset) -> nn.Module:
+        model = super().make_network(data)
+        images = data.normalize(data.read_images(data.train.images[: self.fitted]).float())
         for layer in model.modules():
             if isinstance(layer, Whitening):
                 layer.fit(images.permute(0, 3, 1, 2).cpu())

@@ -15,9 +15,11 @@ from experiments.training.datasets import Dataset
 from experiments.training.task import Task
 from sparsify.types import BucketContext
 
-SPARE = 2**16  # elements beyond n: so many different gradients are views of the same memory
-TAIL = 0.25  # shape of the generalised Pareto distribution: its moments below 1 / 0.25 = 4 are finite
-NUMBER = -2  # in place of a bucket's, for the generators: no bucket has it, and -1 is the augmentation's
+SPARE_ELEMENTS = 2**16  # elements beyond n: so many different gradients are views of the same memory
+TAIL_SHAPE = 0.25  # shape of the generalised Pareto distribution: its moments below 1 / 0.25 = 4 are finite
+BUCKET_NUMBER = (
+    -2
+)  # in place of a bucket's, for the generators: no bucket has it, and -1 is the augmentation's
 EPOCH_STEPS = 100  # what an epoch is where nothing is passed over; train.epoch_steps says otherwise
 
 
@@ -47,9 +49,9 @@ class VectorTask(Task):
         first: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """This worker's gradients, without end: (n,) views, and nothing to compare with."""
-        own = BucketContext(seed, rank, NUMBER)
-        spare, step = min(SPARE, self.elements), first
-        long = drawn(self.elements + spare, self.overlap, own).to(generator.device, dtype)
+        own = BucketContext(seed, rank, BUCKET_NUMBER)
+        spare, step = min(SPARE_ELEMENTS, self.elements), first
+        long = draw_gradient(self.elements + spare, self.overlap, own).to(generator.device, dtype)
         while True:
             start = own.without_rank.random_key_for_rank(step) % (spare + 1)
             yield long[start : start + self.elements], long[:0]
@@ -59,30 +61,41 @@ class VectorTask(Task):
         return outputs
 
 
-def drawn(count: int, overlap: float, own: BucketContext) -> Tensor:
+def draw_gradient(count: int, overlap: float, own: BucketContext) -> Tensor:
     """(count,) float32, of one worker.
 
     An element is alike on all workers with probability `overlap`, else each draws its own. So of a worker's k
     largest about that share is among the k largest of every other one.
     """
     common = own.without_rank.make_generator_for_rank(torch.device("cpu"))
-    theirs = heavy_tailed(count, common)
+    theirs = draw_heavy_tailed(count, common)
     is_own = torch.rand(count, generator=common) >= overlap
-    return torch.where(is_own, heavy_tailed(count, own.make_generator_for_rank(torch.device("cpu"))), theirs)
+    return torch.where(
+        is_own, draw_heavy_tailed(count, own.make_generator_for_rank(torch.device("cpu"))), theirs
+    )
 
 
-def heavy_tailed(count: int, generator: Generator) -> Tensor:
-    """(count,) float32: generalised Pareto of shape `TAIL` and scale 1, with a sign."""
+def draw_heavy_tailed(count: int, generator: Generator) -> Tensor:
+    """(count,) float32: generalised Pareto of shape `TAIL_SHAPE` and scale 1, with a sign."""
     uniform = torch.rand(count, generator=generator).mul_(2).sub_(1)
-    return uniform.abs().neg_().add_(1).clamp_(min=2**-24).pow_(-TAIL).sub_(1).div_(TAIL).copysign_(uniform)
+    return (
+        uniform.abs()
+        .neg_()
+        .add_(1)
+        .clamp_(min=2**-24)
+        .pow_(-TAIL_SHAPE)
+        .sub_(1)
+        .div_(TAIL_SHAPE)
+        .copysign_(uniform)
+    )
 
 
-class Vector(nn.Module):
+class VectorModel(nn.Module):
     """A model of so many elements in matrices of one shape, whose gradient is what goes in."""
 
     def __init__(self, elements: int, tensors: int) -> None:
         super().__init__()
-        shape = most_square(elements // tensors)
+        shape = most_square_shape(elements // tensors)
         self.tensors = nn.ParameterList(Parameter(torch.zeros(shape)) for _ in range(tensors))
 
     def forward(self, gradient: Tensor) -> Tensor:
@@ -104,7 +117,7 @@ class GivenGradient(torch.autograd.Function):
         return (None, *(part.view(shape) for part, shape in zip(parts, ctx.shapes, strict=True)))
 
 
-def most_square(elements: int) -> tuple[int, int]:
+def most_square_shape(elements: int) -> tuple[int, int]:
     """Rows and columns of a matrix, no more rows than columns, with as many rows as that allows."""
     rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
     return rows, elements // rows

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker.errors import write_failure
 from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
@@ -26,17 +26,17 @@ def main(
 ) -> int:
     """Be the worker that this process is; returns its exit code."""
     end_with_starter()
-    stop = Stop().listen()  # before torch is loaded, which takes seconds
+    stop = StopSignal().listen()  # before torch is loaded, which takes seconds
     place, folder = environment.worker_place(), WatchedFolder(start_folder)
     orders = RunOrders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
         with worker_process.keep_loaded_objects():
-            from experiments.training.task import prepare_optimisers  # torch comes with it
+            from experiments.training.task import skip_compiler_import  # torch comes with it
             from experiments.worker.run import execute_run
 
-        prepare_optimisers()
+        skip_compiler_import()
         execute_run(orders, place, start_folder, stop)
     except Preempted as preempted:
         print(preempted, file=sys.stderr)

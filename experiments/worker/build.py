@@ -14,11 +14,11 @@ from experiments.config.config import Config
 from experiments.config.machines import SlurmCluster, VirtualCluster
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.alternation import Turns
+from experiments.training.alternation import AlternationSchedule
 from experiments.training.datasets import Dataset
-from experiments.training.graph import CudaRecorder
+from experiments.training.graph import CudaGraphRecorder
 from experiments.training.loop import LoopSettings
-from experiments.training.stop import times_continued
+from experiments.training.stop import count_continuations
 from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm
@@ -45,29 +45,33 @@ class RunComponents(NamedTuple):
     variants: Mapping[str, RunComponents] = {}  # where several take turns, with the same data
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> AlternationSchedule:
         """The rules by which variants take turns."""
-        return Turns(self.config.alternate, self.config.timing.warmup_steps, self.config.seed)
+        return AlternationSchedule(self.config.alternate, self.config.timing.warmup_steps, self.config.seed)
 
     @property
     def num_steps(self) -> int:
         """Steps of all variants; where they take turns, the least."""
-        return self.settings.num_steps or len(self.variants) * self.turns.steps(self.config.alternate.blocks)
+        return self.settings.num_steps or len(self.variants) * self.turns.steps_of_blocks(
+            self.config.alternate.blocks
+        )
 
-    def simulated(self, mode: str) -> tuple[Network, Callable[[], None], Callable[[], Any] | None]:
+    def virtual_run_arguments(
+        self, mode: str
+    ) -> tuple[Network, Callable[[], None], Callable[[], Any] | None]:
         """The network and the times of virtual ranks, as `virtual.run` takes them, in this timing mode."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster), cluster
-        return cluster.network(), self.synchronise, self.event if mode == "production" else None
+        return cluster.to_network(), self.synchronise, self.event_recorder if mode == "production" else None
 
-    def timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
+    def make_timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
         """The timer of one rank. Every span is kept of the first steps that count; after an interruption the
         machine has to warm up again.
 
         Args:
             done: steps, before this start.
         """
-        timing, event, clock = self.config.timing, self.event, time.perf_counter
+        timing, event, clock = self.config.timing, self.event_recorder, time.perf_counter
         if isinstance(comm, VirtualComm):
             event, clock = event and comm.record_mark, comm.now_s
         first_steps = [start + timing.warmup_steps for start in (0, done)]
@@ -75,10 +79,10 @@ class RunComponents(NamedTuple):
             kept: Container[int] = range(first_steps[0], sys.maxsize)
         else:
             kept = {first + at for first in first_steps for at in range(timing.span_steps)}
-        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__, times_continued)
+        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__, count_continuations)
 
     @property
-    def event(self) -> Callable[[], Any] | None:
+    def event_recorder(self) -> Callable[[], Any] | None:
         """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
         return record_cuda_event if self.settings.device.type == "cuda" else None
 
@@ -97,9 +101,9 @@ def build_run(config: Config, data_root: Path | None, device: torch.device) -> R
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     data = datasets.load(task.dataset, data_root, device)
     if config.train.held_out:
-        data = data.holding_out(config.train.held_out)
+        data = data.hold_out(config.train.held_out)
     if config.train.validate_on:
-        data = data.validated_on(config.train.validate_on)
+        data = data.limit_validation(config.train.validate_on)
     turns = bool(config.variants)
     variants = {each.name: build_on_data(data, each.config, device, turns) for each in config.variants}
     return build_on_data(data, config, device, turns)._replace(variants=variants)
@@ -127,7 +131,7 @@ def build_on_data(data: Dataset, config: Config, device: torch.device, turns: bo
         mixed=config.precision == "bf16",
         select=config.select,
         overlap=config.overlap,
-        recorder=CudaRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
+        recorder=CudaGraphRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
         late=config.late,
     )
     return RunComponents(config, task, data, method, settings, steps_per_epoch)

@@ -26,7 +26,7 @@ from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker import hardware
 from experiments.worker.addresses import (
     interface_with_address,
@@ -69,7 +69,7 @@ def connect(
     place: WorkerPlace,
     start_folder: Path,
     device: torch.device,
-    stop: Stop,
+    stop: StopSignal,
 ) -> AnyComm:
     """The group of workers that our launcher started, which may be told to stop while they wait for it.
 
@@ -82,7 +82,7 @@ def connect(
             config, place, start_folder, orders.same_host, orders.interface, device, stop.is_overdue
         )
     except WorkerLost as lost:
-        if stop.told or isinstance(lost, JoinCancelled):
+        if stop.is_set or isinstance(lost, JoinCancelled):
             raise Preempted(Attempt(Path(orders.attempt)).newest_checkpoint_step()) from lost
         raise
 

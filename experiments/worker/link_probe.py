@@ -96,17 +96,20 @@ def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool 
     # Over a long way every second node at once, which takes as long as one: none sends to two, or hears two.
     at_once = [*filter(None, (ring[::2], ring[1::2]))] if effort is FAR else [[pair] for pair in ring]
     comm.permute(many, ring)  # connections are made, and TCP's windows opened
-    ping_pong, pairs = (
-        _fastest_seconds(comm, [partial(ping_pong, comm, data, few, those) for those in at_once], rounds)
-        for data, rounds in ((few, effort.round_trips), (many, effort.repeats))
-    )
+    round_trips = [partial(ping_pong, comm, few, few, pairs) for pairs in at_once]
+    round_trips_s = _fastest_seconds(comm, round_trips, effort.round_trips)
+    transfers = [partial(ping_pong, comm, many, few, pairs) for pairs in at_once]
+    transfers_s = _fastest_seconds(comm, transfers, effort.repeats)
     together = min(_fastest_seconds(comm, [partial(comm.permute, many, ring)] * effort.repeats, rounds=1))
     return ProbedLink(
         asked_gbit_s=to_gbit_s(1.0, beta_s_per_byte),
-        pairs_gbit_s=[to_gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
-        together_gbit_s=to_gbit_s(size, together - max(ping_pong)),
+        pairs_gbit_s=[
+            to_gbit_s(size, there_s - back_s)
+            for there_s, back_s in zip(transfers_s, round_trips_s, strict=True)
+        ],
+        together_gbit_s=to_gbit_s(size, together - max(round_trips_s)),
         asked_latency_s=link.alpha_s,
-        latency_s=max(ping_pong) / 2,
+        latency_s=max(round_trips_s) / 2,
         **(vars(fit_collectives(comm, ring[0], effort)) if collectives else {}),
     )
 
@@ -160,7 +163,7 @@ def fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEA
     """
     at_once = DIRECT_KINDS if effort.direct else ()
     ways = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
-    cases = [[ProbeCase.of(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
+    cases = [[ProbeCase.create(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
     seconds = np.split(_median_seconds(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
     own = dict(zip(TEXTBOOK, seconds, strict=False))
     found = CollectiveFits(
@@ -219,7 +222,7 @@ class ProbeCase(NamedTuple):
     nbytes: int  # that a worker brings
 
     @classmethod
-    def of(
+    def create(
         cls, comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device = CPU
     ) -> ProbeCase:
         """A case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""

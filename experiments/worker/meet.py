@@ -28,7 +28,7 @@ def main(orders_file: Path, start_folder: Path) -> int:
         from experiments.worker.connect import open_group
 
         orders = RunOrders.read(orders_file)
-        config = Config.of(orders.config)
+        config = Config.from_record(orders.config)
         device = prepare_device(config, place)
         comm = open_group(config, place, start_folder, orders.same_host, orders.interface, device)
         met = int(comm.all_reduce(torch.ones(1, device=device)))

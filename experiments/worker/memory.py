@@ -42,12 +42,13 @@ def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
     """
     free = USABLE_SHARE * free_bytes(parts[0].settings.device)
     models = [
-        part.task.model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
+        part.task.make_model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
         for part in parts
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
     remembered = sum(
-        optimizer_state_bytes(part.task.optimiser(model)) for part, model in zip(parts, models, strict=True)
+        optimizer_state_bytes(part.task.make_optimizer(model))
+        for part, model in zip(parts, models, strict=True)
     )
     shared = parameters + remembered
     if SAFETY_FACTOR * (shared + workers * TENSORS_PER_RANK * parameters) <= free:
@@ -91,7 +92,9 @@ def rank_bytes(
         if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
             own = copy.deepcopy(model)
             once = replace(method, every=1, fragments=1, delay=0)
-            aggregator = LocalReplica(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
+            aggregator = LocalReplica(
+                once, own, task.make_optimizer, comm, PhaseTimer("production"), seed, select
+            )
             held += own.parameters()
         else:
             aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)

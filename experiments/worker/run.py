@@ -21,10 +21,10 @@ from analysis.records.log import LOCK_TIMEOUT_S, RankLog
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
-from experiments.training.alternation import TurnLog, VariantTraining, alternate
+from experiments.training.alternation import VariantLog, VariantTraining, train_alternately
 from experiments.training.checkpoint import Checkpointer
 from experiments.training.loop import TrainedModel, Trainer
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker import hardware, memory
 from experiments.worker.build import RunComponents, build_run, effective_precision, prepare_device
 from experiments.worker.connect import connect
@@ -58,7 +58,7 @@ class RunOutcome(NamedTuple):
     tensors: int
     weights: str  # SHA-256 of rank 0's final parameters
     agreed: bool  # do all ranks hold these very weights?
-    searching: dict[str, Any]  # of rank 0, see `loop.searched`; kernel: of all ranks
+    searching: dict[str, Any]  # of rank 0, see `loop.summarize_search`; kernel: of all ranks
     graph: str | None  # of rank 0, see `loop.TrainedModel`
     alternated: dict[str, Any] | None = None  # how the turns ended, and what became of each variant
     diverged: dict[str, Any] | None = None  # a `schema.Divergence`
@@ -75,7 +75,7 @@ class StartedRun(NamedTuple):
 
     run: RunComponents
     attempt: Attempt
-    stop: Stop
+    stop: StopSignal
     progress: ProgressFile
     facts: dict[str, Any]  # provenance; what is found out about the machine is added
     network: Mapping[str, Any] | None  # facts about the emulated one, if there is one
@@ -83,7 +83,7 @@ class StartedRun(NamedTuple):
 
 
 def execute_run(
-    orders: RunOrders, place: WorkerPlace, start_folder: Path, stop: Stop, comm: AnyComm | None = None
+    orders: RunOrders, place: WorkerPlace, start_folder: Path, stop: StopSignal, comm: AnyComm | None = None
 ) -> None:
     """Carry out the run that the orders are for, as the worker at `place`, and finish it on rank 0.
 
@@ -96,7 +96,7 @@ def execute_run(
     Raises:
         Preempted: on all workers, after `stop` told one of them.
     """
-    config, attempt = Config.of(orders.config), Attempt(Path(orders.attempt))
+    config, attempt = Config.from_record(orders.config), Attempt(Path(orders.attempt))
     device = prepare_device(config, place)
     hardware.prepare_machine(config, place, device, orders.network)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
@@ -110,7 +110,7 @@ def execute_run(
         started = StartedRun(run, attempt, stop, progress, facts, orders.network, owned)
         try:
             if is_virtual:
-                network = run.simulated(config.timing.mode)
+                network = run.virtual_run_arguments(config.timing.mode)
                 outcome, *_ = virtual.run(config.workers, partial(train_and_record, started), *network)
             else:
                 if comm is None:
@@ -135,7 +135,7 @@ def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
     run, attempt, stop, facts = started.run, started.attempt, started.stop, started.facts
     config, settings = run.config, run.settings
     path, told = attempt.rank_path(comm.rank), ignore_progress
-    log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.told))
+    log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_open()
         started.progress.newest, told = log.progress, started.progress
@@ -198,7 +198,7 @@ def train(
     """
     config = run.config
     timer, over = (
-        run.timer(config.timing.mode, comm, done),
+        run.make_timer(config.timing.mode, comm, done),
         choose_collectives(comm, config.collectives, link),
     )
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
@@ -208,7 +208,7 @@ def train(
         # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
         if error.noticed_after is None or not training.validates:
             raise
-        trained = training.give_up()
+        trained = training.finish_diverged()
         diverged = {"step": error.step, "made": training.done, "why": error.where}
     outcome = summarize_training(trained, comm, run.num_steps, run.steps_per_epoch)
     return outcome._replace(diverged=diverged)
@@ -224,7 +224,7 @@ def train_variants(
     link: Mapping[str, Any] | None,
     log: RankLog,
     progress: Callable[[int], None],
-    stop: Stop,
+    stop: StopSignal,
 ) -> RunOutcome:
     """Train the variants in turns, and say what became of each.
 
@@ -233,19 +233,19 @@ def train_variants(
     """
 
     def variant(name: str, built: RunComponents) -> VariantTraining:
-        own, timer = TurnLog(log, name), built.timer(built.config.timing.mode, comm)
+        own, timer = VariantLog(log, name), built.make_timer(built.config.timing.mode, comm)
         over = choose_collectives(comm, built.config.collectives, link)
         training = Trainer(built.task, built.data, built.method, over, timer, own, built.settings)
         return VariantTraining(training, own)
 
     def after_block(steps: int) -> bool:
         progress(steps)
-        return stop.told
+        return stop.is_set
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
     words = choose_collectives(comm, run.config.collectives, link)  # what is gathered between turns
-    ended = alternate(variants, words, run.turns, run.settings.device, after_block)
-    steps = run.turns.steps(ended.blocks)
+    ended = train_alternately(variants, words, run.turns, run.settings.device, after_block)
+    steps = run.turns.steps_of_blocks(ended.blocks)
     outcomes = {
         name: summarize_training(training.finish(), words, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()

@@ -20,7 +20,7 @@ from experiments.config.code_version import (
 )
 from tests.conftest import fine, process, python
 
-DIGEST = "from experiments.config.code_version import digest; print(digest())"
+DIGEST = "from experiments.config.code_version import code_digest; print(code_digest())"
 NATIVE = "sparsify/kernels/native.cpp"
 
 

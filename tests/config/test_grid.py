@@ -45,9 +45,9 @@ def test_one_method_stands_for_all_where_nothing_refers_to_it(
 def test_words_say_more_than_conf_and_conf_more_than_defaults() -> None:
     words = ("task=vgg16_digits", "method=topk_layerwise", "profile=smoke")
     config = compose.resolve(words)
-    assert (config.train.steps, config.method.leaf("scope")) == (8, "layer")
+    assert (config.train.steps, config.method.get_setting("scope")) == (8, "layer")
     given = compose.resolve([*words, "train.steps=null", "method.scope=global"])
-    assert (given.train.steps, given.method.leaf("scope")) == (None, "global")
+    assert (given.train.steps, given.method.get_setting("scope")) == (None, "global")
 
 
 def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 LINKS: dict[str, LinkSettings] = {
     name: compose.resolve({"link": name}).cluster.link for name in ("ethernet", "nvlink")
 }
-ETHERNET, NVLINK = (link.numbers("link") for link in LINKS.values())
+ETHERNET, NVLINK = (link.to_link("link") for link in LINKS.values())
 FASTEST_FIRST = """
 nvlink4 nvlink3 pcie5 infiniband_ndr pcie4 infiniband_hdr ethernet_100g pcie3 ethernet_25g ethernet_10g
 ethernet_2g ethernet_1g ethernet_500m ethernet_200m ethernet_100m
@@ -31,7 +31,7 @@ def virtual(*words: str) -> VirtualCluster:
 
 
 def network(*words: str) -> Network:
-    return virtual(*words).network()
+    return virtual(*words).to_network()
 
 
 def test_workers_are_joined_by_one_link_or_by_another_one_inside_a_node() -> None:

@@ -28,7 +28,7 @@ def test_every_figure_composes_its_runs(profile: str) -> None:
 def test_virtual_ranks_share_one_process() -> None:
     for where, processes in (("virtual", 1), ("local", 8)):
         found = planned(f"cluster={where}", "workers=8", "threads=2")
-        assert (found.config.num_processes, found.cores) == (processes, 2 * processes)
+        assert (found.config.num_processes, found.num_cores) == (processes, 2 * processes)
 
 
 def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
@@ -68,7 +68,7 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
     def find(config: Config, say: Callable[[str], None]) -> tuple[Config, None]:
         say("downloading")
         assert {*said} == {"downloading"}
-        return config.having("task.lr", 0.5), None
+        return config.with_setting("task.lr", 0.5), None
 
     monkeypatch.setattr(data_root, "ensure_dataset", find)
     runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)

@@ -36,7 +36,7 @@ def test_what_records_leave_out_of_a_variant_is_not_the_first_ones() -> None:
     for recorded in (config.as_dict(), config):
         found = [each.get("collectives") for each in configs_by_variant(recorded).values()]
         assert found == ["backend", None]
-    again = Config.of(config.as_dict())
+    again = Config.from_record(config.as_dict())
     assert [each.config.collectives for each in again.variants] == ["backend", "auto"]
 
 
@@ -46,8 +46,8 @@ def test_an_optimiser_is_recorded_of_a_variant_that_has_another_than_the_first()
     noted = {part["name"]: {*part.get("task", {})} for part in config.as_dict()["variants"]}
     few = {"momentum"}
     assert noted == {"dense": few, "topk": few, "demo": {*few, "lr", "optimiser", "weight_decay"}}
-    again = Config.of(config.as_dict())
-    optimisers = [variant.config.task.leaf("optimiser") for variant in again.variants]
+    again = Config.from_record(config.as_dict())
+    optimisers = [variant.config.task.get_setting("optimiser") for variant in again.variants]
     assert optimisers == ["adamw", "adamw", "sgd"]
     assert run_key(again) == run_key(config)
 

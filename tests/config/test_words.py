@@ -18,7 +18,7 @@ def test_the_words_of_a_run_mean_that_run_in_every_profile() -> None:
         config = measured_config(compose.resolve(words.split()))
         again = compose.recover_run({"": config}, run_key(config))
         for profile in ("smoke", "laptop", "paper"):
-            assert run_key(compose.resolve([*again.words(), f"profile={profile}"])) == run_key(config)
+            assert run_key(compose.resolve([*again.to_words(), f"profile={profile}"])) == run_key(config)
 
 
 def test_an_older_record_is_asked_for_with_what_it_meant_and_what_no_words_mean_is_refused() -> None:

@@ -27,7 +27,7 @@ TURNS = {
 
 def settings_of(words: str) -> Row:
     """Return the settings that words of the command line mean."""
-    return Run.of(words.split()).settings
+    return Run.coerce(words.split()).settings
 
 
 class RecordBuilder:

@@ -90,7 +90,7 @@ def test_listing_and_loading_items_needs_no_torch() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_runs_of_every_item_are_distinct_overrides(profile: str) -> None:
     for item in ITEMS:
-        runs = [Run.of(run).words() for run in figures.load(item).runs(profile)]
+        runs = [Run.coerce(run).to_words() for run in figures.load(item).runs(profile)]
         assert len({tuple(run) for run in runs}) == len(runs), item
         for run in runs:
             assert f"profile={profile}" in run

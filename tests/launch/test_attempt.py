@@ -37,7 +37,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
     assert begun.folder == folders.launch(begun.attempt)
     orders = RunOrders.read(Path(begun.orders))
-    assert Config.of(orders.config).as_dict() == run.config.as_dict()
+    assert Config.from_record(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
     shared = start_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
     assert shared.attempt.manifest["alone"] is False

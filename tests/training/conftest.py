@@ -10,4 +10,4 @@ from experiments.training import stop
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Votes are not rationed by the clock: what happens is the same on every machine."""
-    monkeypatch.setattr(stop, "VOTES_S", 0.0)
+    monkeypatch.setattr(stop, "VOTE_INTERVAL_S", 0.0)

@@ -11,7 +11,7 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import TrainSettings
-from experiments.training.step_log import Log
+from experiments.training.step_log import MeasurementLog
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method
@@ -41,7 +41,7 @@ class Lines:
 
 
 def trainer(
-    comm: Comm, timer: PhaseTimer, method: str | Method, log: Log | None = None, *,
+    comm: Comm, timer: PhaseTimer, method: str | Method, log: MeasurementLog | None = None, *,
     name: str = "cnn_digits", data: datasets.Dataset | None = None, task: Mapping[str, Any] | None = None,
     steps: int | None = None, train: TrainSettings = NEVER, device: torch.device = CPU,
     dtype: torch.dtype = torch.float32, **settings: Any,

@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, _presets
-from experiments.training.replicas.shared import step
+from experiments.training.replicas.shared import step_at_rate
 from experiments.training.task import Metrics, Task
 
 CPU = torch.device("cpu")
 
 
 def model_of(task: Task, data: Dataset) -> nn.Module:
-    return task.model(data, 0, CPU, torch.float32)
+    return task.make_model(data, 0, CPU, torch.float32)
 
 
 def evaluate(task: Task, model: nn.Module, data: Dataset) -> Metrics:
@@ -36,12 +36,12 @@ def backward(task: Task, model: nn.Module, batch: tuple[Tensor, Tensor]) -> None
 def learn(task: Task, data: Dataset, steps: int) -> tuple[Metrics, Metrics]:
     """Train a fresh model at a constant rate; return its metrics before and after."""
     model = model_of(task, data)
-    optimiser = task.optimiser(model)
+    optimiser = task.make_optimizer(model)
     batches = batches_of(task, data)
     before = evaluate(task, model, data)
     for _ in range(steps):
         backward(task, model, next(batches))
-        step(optimiser, task.lr)
+        step_at_rate(optimiser, task.lr)
     return before, evaluate(task, model, data)
 
 

@@ -144,7 +144,7 @@ def test_ranks_that_drifted_apart_save_everything_of_their_own(
     tmp_path: Path, every_step: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = map(str, itertools.count())
-    monkeypatch.setattr(checkpoint, "digest", lambda state: next(digests))
+    monkeypatch.setattr(checkpoint, "state_digest", lambda state: next(digests))
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL)
     with pytest.raises(Preempted) as stopped:
         carry_out(told, attempt, tmp_path / "a", StopAt(10))

@@ -60,7 +60,7 @@ def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
     padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
     padded[4:36, 4:36] = data.train.images[0]
     crops = padded.unfold(0, 32, 1).unfold(1, 32, 1).movedim(2, 4).reshape(81, 32, 32, 3)
-    found = data.augmented(torch.zeros(200, dtype=torch.int64), torch.Generator().manual_seed(0))
+    found = data.augment(torch.zeros(200, dtype=torch.int64), torch.Generator().manual_seed(0))
     plain, mirrored = ((found[:, None] == those).flatten(2).all(2).any(1) for those in (crops, crops.flip(2)))
     assert (plain | mirrored).all()
     assert 60 < mirrored.sum() < 140  # fair coin: 100 +- 7
@@ -70,7 +70,7 @@ def test_normalisation_is_the_published_one() -> None:
     data = images(1)
     values = torch.full((1, 32, 32, 3), 255.0, dtype=torch.float64)
     expected = (1 - torch.tensor([0.491, 0.482, 0.447])) / torch.tensor([0.247, 0.243, 0.262])
-    torch.testing.assert_close(data.normalised(values)[0, 5, 7], expected.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(data.normalize(values)[0, 5, 7], expected.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_real_cifar10_is_read_as_it_is(cifar10_root: Path) -> None:

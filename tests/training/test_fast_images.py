@@ -11,13 +11,13 @@ from torch import Tensor
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets, networks
 from experiments.training.datasets import Dataset, Split
-from experiments.training.task import FastImages
+from experiments.training.task import FastImageTask
 from tests.training.tasks import CPU, model_of
 
 
 @pytest.fixture
-def task() -> FastImages:
-    found: FastImages = TASKS.build("fastresnet_cifar10", {})
+def task() -> FastImageTask:
+    found: FastImageTask = TASKS.build("fastresnet_cifar10", {})
     return found
 
 
@@ -52,10 +52,10 @@ def test_what_images_hardly_have_is_not_blown_up() -> None:
     assert outputs.var(1)[: whitening.width // 3].max() < 1e-3
 
 
-def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: FastImages) -> None:
+def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: FastImageTask) -> None:
     data = coloured()
     model = model_of(task, data)
-    inputs, _ = task.asked(data, data.train, torch.float32)
+    inputs, _ = task.evaluation_batch(data, data.train, torch.float32)
     (whitening,) = (layer for layer in model.modules() if isinstance(layer, networks.Whitening))
     variances = whitening(inputs).transpose(0, 1).flatten(1).var(1)
     assert torch.allclose(variances, torch.ones(whitening.width), atol=0.1)
@@ -63,16 +63,16 @@ def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: Fa
     assert "0.weight" in model.state_dict()  # a checkpoint has it, and rank 0's is everybody's
 
 
-def test_labels_are_smoothed_in_training_only(task: FastImages) -> None:
+def test_labels_are_smoothed_in_training_only(task: FastImageTask) -> None:
     logits, labels = torch.tensor([[4.0, 1.0, 0.0, 0.0]]), torch.tensor([0])
     losses = logits.logsumexp(1) - logits[0]
     smooth = task.smoothing
     expected = (1 - smooth) * losses[0] + smooth * losses.mean()
     assert torch.isclose(task.loss(logits, labels), expected)
-    assert task.sums(logits, labels)[1] == pytest.approx(float(losses[0]), rel=1e-5)
+    assert task.metric_sums(logits, labels)[1] == pytest.approx(float(losses[0]), rel=1e-5)
 
 
-def test_the_learning_rate_rises_and_falls_linearly_to_nothing(task: FastImages) -> None:
+def test_the_learning_rate_rises_and_falls_linearly_to_nothing(task: FastImageTask) -> None:
     rates = [task.learning_rate(step, 49) for step in range(138 * 49 + 1)]
     top = 10 * 49
     assert rates[top] == max(rates) == pytest.approx(0.1)

@@ -87,7 +87,7 @@ def test_the_rate_rises_and_falls_along_a_cosine_to_its_end() -> None:
 
 def test_matrices_of_layers_are_muon_s_and_all_else_adamw_s() -> None:
     model = network()
-    optimiser = built(optimiser="muon", muon_factor=3.0, momentum=0.8, beta2=0.95).optimiser(model)
+    optimiser = built(optimiser="muon", muon_factor=3.0, momentum=0.8, beta2=0.95).make_optimizer(model)
     set_learning_rate(optimiser, 0.5)
     muon, decayed, spared = optimiser.param_groups
     assert [group["lr"] for group in optimiser.param_groups] == [1.5, 0.5, 0.5]
@@ -146,7 +146,7 @@ def test_memory_counts_what_an_optimiser_holds_after_a_step(tmp_path: Path) -> N
     for optimiser in LEARNS:
         task = built(optimiser=optimiser)
         model = model_of(task, data)
-        inner = task.optimiser(model)
+        inner = task.make_optimizer(model)
         backward(task, model, next(batches_of(task, data)))
         inner.step()
         held = iterate_tensors(dict(inner.state))

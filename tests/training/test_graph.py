@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
+from experiments.training.graph import NUM_WARMUP_STEPS, RECORDED, CudaGraphRecorder, GraphedStep
 from experiments.training.settings import TrainSettings
 from sparsify.comm import virtual
 from sparsify.core.gradients import FlatGradients
@@ -22,7 +22,7 @@ from tests.training.digits import CPU, trainer
 RANKS = 2
 
 
-class Repeater(CudaRecorder):
+class Repeater(CudaGraphRecorder):
     """Does anew what it was given."""
 
     def __init__(self, error: Exception | None = None, error_in_result: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class Repeater(CudaRecorder):
 
 
 def trained(
-    recorder: CudaRecorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
+    recorder: CudaGraphRecorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
     how: dict[str, Any] = {"device": device, "steps": steps, "dtype": torch.float64, "recorder": recorder}
@@ -71,7 +71,7 @@ def test_repeated_work_trains_to_the_same_bits() -> None:
     weights, outcome = trained(recorder)
     assert same(weights, trained(None)[0])
     assert outcome == RECORDED
-    assert (recorder.recordings, recorder.repeats) == (RANKS, RANKS * (9 - WARMUPS))
+    assert (recorder.recordings, recorder.repeats) == (RANKS, RANKS * (9 - NUM_WARMUP_STEPS))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
     assert line == f"forward and backward run without a CUDA graph: {outcome}"
 
 
-def made(recorder: CudaRecorder) -> tuple[nn.Module, FlatGradients, RecordedWork]:
+def made(recorder: CudaGraphRecorder) -> tuple[nn.Module, FlatGradients, GraphedStep]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
@@ -106,7 +106,7 @@ def made(recorder: CudaRecorder) -> tuple[nn.Module, FlatGradients, RecordedWork
         loss.backward()
         return cast(Tensor, loss.detach())
 
-    return model, gradients, RecordedWork(work, model, gradients, recorder, pytest.fail)
+    return model, gradients, GraphedStep(work, model, gradients, recorder, pytest.fail)
 
 
 def batch(step: int, size: int = 5) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def test_work_whose_phases_are_timed_one_by_one_is_not_recorded() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_trains_to_the_same_bits() -> None:
     device = torch.device("cuda", 0)
-    weights, outcome = trained(CudaRecorder(device), device, steps=30)
+    weights, outcome = trained(CudaGraphRecorder(device), device, steps=30)
     assert outcome == RECORDED
     assert same(weights, trained(None, device, steps=30)[0])
 
@@ -154,7 +154,7 @@ def test_a_cuda_graph_trains_to_the_same_bits() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_cuda_can_not_capture_leaves_the_stream_as_it_was() -> None:
     device = torch.device("cuda", 0)
-    recorder, before = CudaRecorder(device), torch.cuda.current_stream(device)
+    recorder, before = CudaGraphRecorder(device), torch.cuda.current_stream(device)
 
     def waits() -> Tensor:
         return torch.ones(3, device=device).sum() * torch.ones(1, device=device).item()

@@ -16,9 +16,9 @@ from torchvision import transforms
 from experiments.config import compose, data_root
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.datasets.imagenet import TRIES, box, middle, read
+from experiments.training.datasets.imagenet import MAX_TRIES, crop_center, draw_crop_box, read_image
 from experiments.training.networks import small_cnn
-from experiments.training.task import LargeImages
+from experiments.training.task import LargeImageTask
 from tests.training.tasks import CPU, evaluate, model_of
 
 CLASSES = ("n01", "n02", "n03")
@@ -46,8 +46,8 @@ def imagenet(root: Path) -> Dataset:
     return datasets.load("imagenet", root, CPU)
 
 
-def task(batch_size: int = 4) -> LargeImages:
-    return LargeImages("imagenet", small_cnn, batch_size, 0.1, 0.9, 0.0, 0, (), False)
+def task(batch_size: int = 4) -> LargeImageTask:
+    return LargeImageTask("imagenet", small_cnn, batch_size, 0.1, 0.9, 0.0, 0, (), False)
 
 
 def test_images_are_read_by_number_and_labelled_by_their_folder(root: Path) -> None:
@@ -55,8 +55,8 @@ def test_images_are_read_by_number_and_labelled_by_their_folder(root: Path) -> N
     assert (data.classes, data.pixels, data.channels) == (3, 224, 3)
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.name == "12 images of 3 classes in place of ImageNet"
-    opened = data.opened(data.test.images)
-    expected = read(root / "imagenet" / "val" / "n03" / "4.JPEG", middle)
+    opened = data.read_images(data.test.images)
+    expected = read_image(root / "imagenet" / "val" / "n03" / "4.JPEG", crop_center)
     assert torch.equal(opened[2], torch.from_numpy(expected.copy()))
 
 
@@ -64,15 +64,15 @@ def test_tested_images_are_what_torchvision_makes_of_them(root: Path) -> None:
     path = root / "imagenet" / "train" / "n01" / "1.JPEG"
     theirs = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
     with Image.open(path) as image:
-        assert np.array_equal(read(path, middle), np.asarray(theirs(image.convert("RGB"))))
+        assert np.array_equal(read_image(path, crop_center), np.asarray(theirs(image.convert("RGB"))))
     Image.new("L", (300, 300), 77).save(path)
-    assert (read(path, middle) == 77).all()  # a grey image has three channels, too
+    assert (read_image(path, crop_center) == 77).all()  # a grey image has three channels, too
 
 
 def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes() -> None:
-    draws = torch.rand(500, TRIES * 4, generator=torch.Generator().manual_seed(0)).tolist()
+    draws = torch.rand(500, MAX_TRIES * 4, generator=torch.Generator().manual_seed(0)).tolist()
     for width, height in SIZES:
-        top, left, h, w = torch.tensor([box(width, height, row) for row in draws]).T
+        top, left, h, w = torch.tensor([draw_crop_box(width, height, row) for row in draws]).T
         assert min(top.min(), left.min()) >= 0
         assert (top + h).max() <= height
         assert (left + w).max() <= width
@@ -91,9 +91,9 @@ def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes() ->
 
 
 def test_an_image_that_no_crop_fits_is_cut_in_the_middle() -> None:
-    impossible = [0.999, 0.5, 0.5, 0.5] * TRIES
-    assert box(1000, 10, impossible) == (0, 493, 10, 13)
-    assert box(10, 1000, impossible) == (493, 0, 13, 10)
+    impossible = [0.999, 0.5, 0.5, 0.5] * MAX_TRIES
+    assert draw_crop_box(1000, 10, impossible) == (0, 493, 10, 13)
+    assert draw_crop_box(10, 1000, impossible) == (493, 0, 13, 10)
 
 
 def test_batches_depend_on_the_run_s_generator_alone_and_begin_anywhere(root: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_image_is_named_when_it_is_opened(root: Path) -> None:
     for content in (path.read_bytes()[:300], b"no image", b""):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"{path} is no image that can be opened"):
-            imagenet(root).augmented(torch.arange(12), torch.Generator())
+            imagenet(root).augment(torch.arange(12), torch.Generator())
 
 
 def test_without_the_folder_the_task_on_synthetic_images_is_named(tmp_path: Path) -> None:

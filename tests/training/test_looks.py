@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from analysis.records.schema import ALL
-from experiments.training.looks import DENSITIES, LARGE, CapturedEnergy, Looks, histogram, left_out, regions
+from experiments.training.looks import (
+    DENSITIES,
+    MIN_ELEMENTS,
+    CapturedEnergy,
+    SelectionLooks,
+    histogram,
+    left_out_energy,
+    selected_regions,
+)
 from sparsify.core.bucket import Bucket
 from sparsify.types import SparseVector
 from tests.conftest import there
@@ -36,7 +44,7 @@ def bell(n: int) -> torch.Tensor:
 def looked_at(*buckets: Bucket) -> LookLines:
     """Return the log of a look at the first step."""
     log = LookLines()
-    watch = there(Looks(buckets, log, 1, 0).at(0))
+    watch = there(SelectionLooks(buckets, log, 1, 0).hook_for_step(0))
     for bucket in buckets:
         watch(bucket.flat, topk(bucket.flat))
     return log
@@ -51,12 +59,12 @@ def test_a_bell_is_seen_as_a_bell() -> None:
 
 def test_what_is_left_out_is_the_energy_that_topk_does_not_keep() -> None:
     values = bell(20_000)
-    found = left_out(values)
+    found = left_out_energy(values)
     for density, left in zip(DENSITIES, found, strict=True):
         k = max(1, int(density * len(values)))
         kept = topk(values, k).values.double().square().sum() / values.double().square().sum()
         assert left == pytest.approx(1 - float(kept), abs=1e-6)
-    assert left_out(torch.zeros(5)) == [0.0] * len(DENSITIES)
+    assert left_out_energy(torch.zeros(5)) == [0.0] * len(DENSITIES)
 
 
 def test_captured_energy_is_the_share_of_all_buckets_together() -> None:
@@ -66,28 +74,28 @@ def test_captured_energy_is_the_share_of_all_buckets_together() -> None:
         watch(values, topk(values))
     sent = torch.cat([topk(values).values for values in buckets])
     expected = sent.square().sum() / torch.cat(buckets).square().sum()
-    assert watch.share() == pytest.approx(float(expected))
+    assert watch.captured_share() == pytest.approx(float(expected))
 
 
 def test_regions_are_the_largest_by_norm_and_single_elements_what_was_selected() -> None:
     values = torch.zeros(95)
     values[42], values[93] = 3.0, 2.0
     selected = values != 0
-    assert regions(values, selected, 1, 2 / 95) is selected
-    (found,) = regions(values, selected, 10, 0.1).nonzero().T.tolist()
+    assert selected_regions(values, selected, 1, 2 / 95) is selected
+    (found,) = selected_regions(values, selected, 10, 0.1).nonzero().T.tolist()
     assert found == [4]
-    (found,) = regions(values, selected, 10, 0.2).nonzero().T.tolist()
+    (found,) = selected_regions(values, selected, 10, 0.2).nonzero().T.tolist()
     assert found == [4, 9]
 
 
 def test_what_stays_is_kept_and_what_moves_is_not() -> None:
     """Large values in one region, at another place of it in each step."""
     log = LookLines()
-    looks = Looks([Bucket(torch.zeros(4000), ("weight",), ((40, 100),))], log, 5, 0)
+    looks = SelectionLooks([Bucket(torch.zeros(4000), ("weight",), ((40, 100),))], log, 5, 0)
     for step in range(12):
         acc = torch.zeros(4000)
         acc[100 + 8 * step : 108 + 8 * step] = 1.0
-        watch = looks.at(step)
+        watch = looks.hook_for_step(step)
         assert (watch is None) == (step % 5 != 0)
         if watch:
             watch(acc, topk(acc, 8))
@@ -100,7 +108,7 @@ def test_what_stays_is_kept_and_what_moves_is_not() -> None:
 
 
 def test_small_tensors_are_seen_as_part_of_the_whole_only_and_several_buckets_are_no_whole() -> None:
-    log = looked_at(Bucket(bell(1010), ("bias", "weight"), ((10,), (LARGE,))))
+    log = looked_at(Bucket(bell(1010), ("bias", "weight"), ((10,), (MIN_ELEMENTS,))))
     assert [line["of"] for line in log.of("histogram")] == ["weight", ALL]
     assert {line["of"]: line["values"] for line in log.of("size")} == {"weight": [1000.0], ALL: [1010.0]}
     log = looked_at(Bucket(bell(1000), ("b",), ((1000,),)), Bucket(bell(2000), ("a",), ((2000,),)))

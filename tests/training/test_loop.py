@@ -74,7 +74,7 @@ def test_an_epoch_records_the_energy_that_was_captured(digits: Dataset) -> None:
 
 
 def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
-    data = digits.holding_out(100)
+    data = digits.hold_out(100)
     assert "100 training images held out" in data.name
 
     def rows(*splits: datasets.Split) -> list[bytes]:
@@ -82,16 +82,16 @@ def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
 
     assert rows(data.train, data.test) == rows(digits.train)
     assert data.unseen is digits.test
-    assert torch.equal(digits.holding_out(100).test.images, data.test.images)
-    fewer = data.validated_on(50)
+    assert torch.equal(digits.hold_out(100).test.images, data.test.images)
+    fewer = data.limit_validation(50)
     assert fewer.unseen is not None
     assert len(data.test.labels) == 2 * len(fewer.test.labels) == 2 * len(fewer.unseen.labels) == 100
     with pytest.raises(ValueError, match=r"train.held_out=1437 leaves none of the 1437 training images"):
-        digits.holding_out(1437)
+        digits.hold_out(1437)
 
 
 def test_the_test_set_is_seen_once_at_the_end_where_images_were_held_out(digits: Dataset) -> None:
-    first, _, last = trained(digits.holding_out(100))[0].of("epoch")
+    first, _, last = trained(digits.hold_out(100))[0].of("epoch")
     assert "test_top1" not in first
     assert 0 <= last["test_top1"] <= 100
     assert last["test_top1"] != last["val_top1"]

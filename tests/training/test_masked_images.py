@@ -14,11 +14,11 @@ from torch.nn import functional
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.masked_images import HIDDEN, MAE, MaskedImages, Size, positions
+from experiments.training.masked_images import HIDDEN_SHARE, MAE, MaskedImageTask, ModelSize, sine_positions
 from tests.training.tasks import CPU, batches_of, evaluate, learn, model_of
 from tests.worker.runs import recorded, stopped_and_straight
 
-SMALL = Size(8, 16, 1, 2, 16, 1, 2)
+SMALL = ModelSize(8, 16, 1, 2, 16, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def _as_cifar10(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load", lambda *_: data)
 
 
-def task() -> MaskedImages:
-    return MaskedImages("digits32", SMALL.network, 20, 0.2, 0.9, 0.0, 0, (), False, SMALL.patch)
+def task() -> MaskedImageTask:
+    return MaskedImageTask("digits32", SMALL.network, 20, 0.2, 0.9, 0.0, 0, (), False, SMALL.patch)
 
 
 def mae(data: Dataset) -> MAE:
@@ -52,7 +52,7 @@ def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dat
     pixels = flat.view(-1, 3, 32, 32)
     seen = model.model(pixels, noise=numbers)
     hidden = numbers >= numbers.sort(dim=1).values[:, [4]]
-    assert (hidden.sum(dim=1) == HIDDEN * 16).all()
+    assert (hidden.sum(dim=1) == HIDDEN_SHARE * 16).all()
     assert torch.equal(seen.mask.bool(), hidden)
     is_hidden = functional.interpolate(hidden.view(-1, 1, 4, 4).float(), scale_factor=8).bool()
     other = torch.where(is_hidden, torch.rand_like(pixels), pixels)
@@ -60,7 +60,7 @@ def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dat
 
 
 def test_positions_are_the_paper_s_and_neither_trained_nor_exchanged(data: Dataset) -> None:
-    table = positions(3, 8)[0]
+    table = sine_positions(3, 8)[0]
     assert table.shape == (10, 8)
     assert not table[0].any()
     for patch in range(9):
@@ -74,7 +74,7 @@ def test_positions_are_the_paper_s_and_neither_trained_nor_exchanged(data: Datas
 
 def test_the_loss_is_of_normalised_hidden_pixels(data: Dataset) -> None:
     model = mae(data).double()
-    rows, labels = task().drawn(data, torch.arange(6), torch.Generator().manual_seed(1), torch.float64)
+    rows, labels = task().draw_batch(data, torch.arange(6), torch.Generator().manual_seed(1), torch.float64)
     pixels, numbers = rows.split([3 * 32 * 32, 16], dim=1)
     seen = model.model(pixels.view(-1, 3, 32, 32), noise=numbers)
     patches = pixels.view(-1, 3, 4, 8, 4, 8).permute(0, 2, 4, 3, 5, 1).reshape(6, 16, 192)

@@ -80,7 +80,7 @@ def test_bert_has_its_published_sizes_with_its_published_vocabulary() -> None:
 
 
 def test_a_way_around_without_parameters_keeps_every_other_pixel() -> None:
-    block = networks.Residual(2, 4, stride=2, projects=False)
+    block = networks.ResidualBlock(2, 4, stride=2, projects=False)
     for p in block.parameters():
         nn.init.zeros_(p)
     inputs = torch.rand(1, 2, 4, 4)

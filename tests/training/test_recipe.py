@@ -46,7 +46,7 @@ def task(config: dict[str, Any]) -> Task:
 
 @pytest.fixture(scope="module")
 def vgg(task: Task) -> nn.Sequential:
-    model = task.model(images(10), 0, CPU, torch.float32)
+    model = task.make_model(images(10), 0, CPU, torch.float32)
     assert isinstance(model, nn.Sequential)
     return model
 
@@ -101,7 +101,7 @@ def test_learning_rate_after_an_epoch_is_the_logged_one(task: Task) -> None:
 
 
 def test_weight_decay_spares_biases_and_batch_norm(task: Task, vgg: nn.Sequential) -> None:
-    optimiser = task.optimiser(vgg)
+    optimiser = task.make_optimizer(vgg)
     decayed, spared = optimiser.param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (1e-4, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2, 4}

@@ -27,11 +27,11 @@ class Later(TrainSettings):
 def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
     today = compose.resolve([])
     unset = replace(today, train=Later(**today.train.as_dict()))
-    given = unset.having("train.shuffle", "never")
+    given = unset.with_setting("train.shuffle", "never")
     assert unset.as_dict() == today.as_dict()
     assert given.as_dict()["train"]["shuffle"] == "never"
     assert run_key(given.as_dict()) != run_key(unset.as_dict()) == run_key(today.as_dict())
-    assert Later.built(unset.train.as_dict()) == unset.train
+    assert Later.from_dict(unset.train.as_dict()) == unset.train
     assert (
         setting_meaning(dict(iterate_setting_types(Later, {}))["shuffle"]) == "when the order is drawn anew"
     )
@@ -48,17 +48,17 @@ def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
 )
 def test_what_is_recorded_is_read_as_it_was(words: list[str]) -> None:
     config = compose.resolve(words)
-    assert Config.of(config.as_dict()) == config
+    assert Config.from_record(config.as_dict()) == config
     for dotted in compose.settable_types_of(config):
         if dotted != "variants":
-            assert config.having(dotted, config.leaf(dotted)) == config
+            assert config.with_setting(dotted, config.get_setting(dotted)) == config
 
 
 def test_shipped_records_are_configs_with_the_keys_that_they_have() -> None:
     texts = set(read_parquet(ROOT / "results" / "shipped").runs["config_json"])
     assert len(texts) > 100
     for stored in map(json.loads, texts):
-        assert run_key(Config.of(stored).as_dict()) == run_key(stored)
+        assert run_key(Config.from_record(stored).as_dict()) == run_key(stored)
 
 
 def test_a_run_is_made_of_settings_as_of_words_and_says_its_words() -> None:
@@ -66,8 +66,8 @@ def test_a_run_is_made_of_settings_as_of_words_and_says_its_words() -> None:
         {"task": "cnn_digits", "cluster": "local", "data.root": "a b", "task.lr_milestones": [1, 2]},
         {"dense": {"method": "dense"}, "sparse": {"method": "topk", "method.density_warmup": []}},
     )
-    assert Run.of(made.words()) == made
-    assert compose.resolve(made.words()) == compose.resolve(made)
+    assert Run.coerce(made.to_words()) == made
+    assert compose.resolve(made.to_words()) == compose.resolve(made)
     more = made | {"seed": 3} | ["train.validate=never"]
     assert compose.resolve(more).seed == 3
     assert more.without("seed", "train.") == made

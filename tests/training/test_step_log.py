@@ -36,7 +36,7 @@ class Steps:
         with self.timer.step():
             report = self.aggregator.aggregate()
         finite = torch.tensor([is_finite])
-        self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
+        self.step_log.add_step(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
         self.done += 1
 
 

@@ -11,8 +11,8 @@ import torch
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset, _presets
-from experiments.training.language.tasks import HIDDEN, hidden
-from experiments.training.task import UNASKED
+from experiments.training.language.tasks import GUESSED_SHARE, hide_words
+from experiments.training.task import IGNORED_LABEL
 from tests.conftest import there
 from tests.training.tasks import CPU, learn, rhyme
 
@@ -52,7 +52,7 @@ def test_a_masked_text_has_a_number_for_hidden_words_and_a_vocabulary_an_end(
     data = text(tmp_path, masked=True)
     assert (data.classes, len(data.train.images)) == (7, 3)
     assert torch.equal(data.train.images, data.train.labels)
-    monkeypatch.setattr(_presets, "MOST_WORDS", 3)
+    monkeypatch.setattr(_presets, "MAX_WORDS", 3)
     few = text(tmp_path)
     assert (few.classes, int(few.train.images.max())) == (3, 2)  # the last one is what is unknown
 
@@ -85,11 +85,11 @@ def test_without_a_folder_or_its_files_the_text_is_asked_for(tmp_path: Path) -> 
 
 def test_hidden_words_are_asked_for_and_no_others() -> None:
     words = torch.randint(99, (50, 64), generator=torch.Generator().manual_seed(1))
-    inputs, labels = hidden(words, 100, torch.Generator().manual_seed(0))
-    is_asked = labels != UNASKED
+    inputs, labels = hide_words(words, 100, torch.Generator().manual_seed(0))
+    is_asked = labels != IGNORED_LABEL
     assert torch.equal(inputs[~is_asked], words[~is_asked])
     assert torch.equal(labels[is_asked], words[is_asked])
-    assert is_asked.double().mean().item() == pytest.approx(HIDDEN, abs=0.02)
+    assert is_asked.double().mean().item() == pytest.approx(GUESSED_SHARE, abs=0.02)
     asked = inputs[is_asked]
     shares = torch.stack([asked == 99, asked == words[is_asked]]).double().mean(1)
     assert shares.tolist() == pytest.approx([0.8, 0.1], abs=0.05)

@@ -11,7 +11,7 @@ from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.task import Task
-from experiments.training.vector import drawn, most_square
+from experiments.training.vector import draw_gradient, most_square_shape
 from experiments.worker.build import build_run
 from sparsify.types import BucketContext
 from tests.conftest import there
@@ -47,12 +47,12 @@ def test_workers_select_alike_as_much_as_is_stated() -> None:
     k = 1000
     for overlap in (0.0, 0.3, 1.0):
         contexts = (BucketContext(0, rank, 0) for rank in (0, 1))
-        first, second = ({*drawn(N, overlap, of).abs().topk(k).indices.tolist()} for of in contexts)
+        first, second = ({*draw_gradient(N, overlap, of).abs().topk(k).indices.tolist()} for of in contexts)
         assert len(first & second) / k == pytest.approx(overlap, abs=0.05)
 
 
 def test_gradients_have_a_heavy_tail_and_no_preferred_sign() -> None:
-    values = drawn(N, 0.0, BucketContext(0, 0, 0))
+    values = draw_gradient(N, 0.0, BucketContext(0, 0, 0))
     assert values.isfinite().all()
     assert values.sign().mean().abs() < 0.02
     top = values.abs().sort(descending=True).values
@@ -60,7 +60,12 @@ def test_gradients_have_a_heavy_tail_and_no_preferred_sign() -> None:
 
 
 def test_matrices_are_as_square_as_they_can_be() -> None:
-    assert [most_square(elements) for elements in (1, 7, 12, 100_000)] == [(1, 1), (1, 7), (3, 4), (250, 400)]
+    assert [most_square_shape(elements) for elements in (1, 7, 12, 100_000)] == [
+        (1, 1),
+        (1, 7),
+        (3, 4),
+        (250, 400),
+    ]
 
 
 def test_tensors_of_different_sizes_are_refused() -> None:

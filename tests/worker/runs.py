@@ -19,7 +19,7 @@ from analysis.records.log import read_json_lines
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
 from experiments.config.config import Config
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker import run
 from experiments.worker.orders import RunOrders
 from slurm.environment import WorkerPlace
@@ -39,13 +39,15 @@ def orders(store: Store, *words: str) -> tuple[RunOrders, Attempt]:
 def claiming(on_mismatch: str, **cluster: Any) -> Config:
     """Return a config of nothing but what it claims of a cluster."""
     names = {group: {"name": "none"} for group in ("container", "method", "task")}
-    return Config.built({"cluster": cluster, "launch": {"on_mismatch": on_mismatch}, **names})
+    return Config.from_dict({"cluster": cluster, "launch": {"on_mismatch": on_mismatch}, **names})
 
 
-def carry_out(told: RunOrders, attempt: Attempt, folder: Path, stop: Stop | None = None) -> None:
+def carry_out(told: RunOrders, attempt: Attempt, folder: Path, stop: StopSignal | None = None) -> None:
     """Be the only worker of this run; virtual ranks need no other."""
     folder.mkdir(exist_ok=True)
-    run.execute_run(replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or Stop())
+    run.execute_run(
+        replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or StopSignal()
+    )
 
 
 def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt, Attempt]:
@@ -72,7 +74,7 @@ def check_equal(attempt: Attempt, other: Attempt) -> None:
             assert measured(recorded(attempt, rank, kind)) == measured(recorded(other, rank, kind))
 
 
-class StopAt(Stop):
+class StopAt(StopSignal):
     """Tells to stop when it was asked so many times."""
 
     def __init__(self, times: int) -> None:
@@ -80,7 +82,7 @@ class StopAt(Stop):
         self.times, self.asked = times, 0
 
     @property
-    def told(self) -> bool:
+    def is_set(self) -> bool:
         self.asked += 1
         return self.asked > self.times
 

@@ -16,7 +16,7 @@ from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.training import stop as stop_rules
-from experiments.training.stop import Preempted, Stop
+from experiments.training.stop import Preempted, StopSignal
 from experiments.worker import addresses, connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost
@@ -73,14 +73,14 @@ def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
 def test_whoever_is_told_while_waiting_alone_ends_as_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_rules, "ALONE_S", 0.0)
+    monkeypatch.setattr(stop_rules, "MAX_WAIT_ALONE_S", 0.0)
     told, attempt = orders(Store(tmp_path / "runs"), "cluster=local", "workers=2", "method=dense")
     with pytest.raises(Preempted):
-        run.execute_run(told, WorkerPlace(0, 2, 0), tmp_path, Stop(told_at=0.0))
+        run.execute_run(told, WorkerPlace(0, 2, 0), tmp_path, StopSignal(received_at=0.0))
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", 0)
     # Who comes later finds that out, told or not.
     with pytest.raises(Preempted):
-        run.execute_run(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
+        run.execute_run(told, WorkerPlace(1, 2, 0), tmp_path, StopSignal())
 
 
 def test_whoever_waits_tells_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def check(run: RunComponents, workers: int) -> None:
 
 def rank_mb(*words: str) -> float:
     run = built("task.elements=1000000", *words)
-    model = run.task.model(run.data, 0, CPU, torch.float32)
+    model = run.task.make_model(run.data, 0, CPU, torch.float32)
     return memory.rank_bytes(run.task, model, run.method, run.settings) / MB
 
 
@@ -77,7 +77,7 @@ def test_parameters_that_are_not_trained_are_no_gradient(monkeypatch: pytest.Mon
     pytest.importorskip("transformers")
     data = datasets.load("digits32", None, CPU)
     part = built("method=topk")._replace(task=TASKS.build("maetiny_cifar10", {}), data=data)
-    size = sum(p.nbytes for p in part.task.model(part.data, 0, CPU, torch.float32).parameters())
+    size = sum(p.nbytes for p in part.task.make_model(part.data, 0, CPU, torch.float32).parameters())
     monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
         memory.check_memory([part], 8)

@@ -85,7 +85,7 @@ def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = list[list[int]]()
-    monkeypatch.setattr(hardware, "all_cpus", lambda: set(range(6)))
+    monkeypatch.setattr(hardware, "assignable_cpus", lambda: set(range(6)))
     monkeypatch.setattr(hardware, "set_time_slice", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
     for cluster in (["cluster=local"], ["cluster=netns", "cluster.workers_per_node=2"]):

@@ -216,7 +216,7 @@ def _by_link(turns: Sequence[Config], tier: Tier, variant: str) -> dict[int, dic
         workers: {
             link: [
                 f"{run_key(config)}/{variant}" for config in turns
-                if config.workers == workers and link in (OWN, config.leaf("cluster.link.name"))
+                if config.workers == workers and link in (OWN, config.get_setting("cluster.link.name"))
             ]
             for link in tier.links
         }

@@ -41,7 +41,7 @@ class Dataset:
         unseen = self.unseen and self.unseen.to(device)
         return replace(self, train=self.train.to(device), test=self.test.to(device), unseen=unseen)
 
-    def holding_out(self, count: int) -> Dataset:
+    def hold_out(self, count: int) -> Dataset:
         """Trained without `count` of the training images, and validated on these: what is tuned so has not
         seen the test set. The same images whatever the seed of a run.
 
@@ -61,7 +61,7 @@ class Dataset:
         name = f"{self.name} ({count:,} training {self.noun} held out)"
         return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
 
-    def validated_on(self, count: int) -> Dataset:
+    def limit_validation(self, count: int) -> Dataset:
         """Validated, and tested, on `count` examples at most: the same whatever the seed of a run."""
 
         def some(split: Split) -> Split:
@@ -84,11 +84,11 @@ class Dataset:
     def channels(self) -> int:
         return self.test.images.shape[3]
 
-    def opened(self, images: Tensor) -> Tensor:
+    def read_images(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8, as they are evaluated, of what a split holds of them."""
         return images
 
-    def augmented(self, chosen: Tensor, generator: Generator) -> Tensor:
+    def augment(self, chosen: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, H, W, C) images, cropped and flipped in one gather.
 
         For a whole batch at once, what torchvision's RandomCrop(32, padding=4) and then RandomHorizontalFlip
@@ -101,22 +101,22 @@ class Dataset:
         mirrored = torch.rand(n, 1, generator=generator, device=device) < 0.5
         rows = shifts[0] + side
         columns = shifts[1] + torch.where(mirrored, side.flip(0), side)
-        width = self.padded.shape[1]
+        width = self.padded_images.shape[1]
         pixels = (chosen[:, None, None] * width + rows[:, :, None]) * width + columns[:, None, :]
         # One flat gather; indexing by three tensors takes twice as long.
         return (
-            self.padded.view(-1, self.channels)
+            self.padded_images.view(-1, self.channels)
             .index_select(0, pixels.view(-1))
             .view(n, *self.test.images.shape[1:])
         )
 
     @cached_property
-    def padded(self) -> Tensor:
+    def padded_images(self) -> Tensor:
         """The training images with their black border, made once."""
         p = self.padding
         return functional.pad(self.train.images, (0, 0, p, p, p, p))
 
-    def normalised(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         """(B, H, W, C) pixel values 0 to 255 -> zero mean and unit deviation, in the type of `images`."""
         scale, shift = (row.to(images.dtype) for row in self.scale_and_shift)
         return torch.addcmul(shift, images.flatten(2), scale).view(images.shape)
@@ -128,7 +128,7 @@ class Dataset:
         return (1 / (255 * std)).repeat(self.pixels), (-mean / std).repeat(self.pixels)
 
 
-def digest_of(train: Split, test: Split) -> str:
+def digest_splits(train: Split, test: Split) -> str:
     """SHA-256 of all images and labels, which must be on the CPU."""
     digest = hashlib.sha256()
     for tensor in (*train, *test):

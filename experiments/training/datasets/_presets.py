@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Generator
 
-from experiments.training.datasets._dataset import Dataset, Split, digest_of
+from experiments.training.datasets._dataset import Dataset, Split, digest_splits
 
 # What a row needs on the disk, as a file of its own would say it in its FILES.
 PENN = {"title": "The Penn Treebank", "folder": "ptb"}
@@ -27,8 +27,8 @@ COUNTS = (1024, 128)  # synthetic images for training, for tests: 170 MB in each
 CLASSES = 1000  # of these
 END = "<eos>"  # of a line
 UNKNOWN = "<unk>"  # as Mikolov's preprocessing of the Penn Treebank writes it
-MOST_WORDS = 10_000  # of a vocabulary; the others are unknown
-HOW = "put plain text there, words apart by spaces"
+MAX_WORDS = 10_000  # of a vocabulary; the others are unknown
+TEXT_ADVICE = "put plain text there, words apart by spaces"
 Units = Literal["words", "characters"]  # that text is cut into, and that are numbered
 
 
@@ -37,7 +37,7 @@ def _digits(name: str, repeats: int, channels: int, root: Path | None, device: t
 
     Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth of each is for tests.
     """
-    table = torch.from_numpy(np.loadtxt(_of_scikit_learn("digits.csv.gz"), np.uint8, delimiter=","))
+    table = torch.from_numpy(np.loadtxt(_path_in_scikit_learn("digits.csv.gz"), np.uint8, delimiter=","))
     images, labels = table[:, :64].reshape(-1, 8, 8, 1), table[:, 64].long()
     images = (images * (255 / 16)).to(torch.uint8)
     images = images.repeat_interleave(repeats, 1).repeat_interleave(repeats, 2).expand(-1, -1, -1, channels)
@@ -45,10 +45,10 @@ def _digits(name: str, repeats: int, channels: int, root: Path | None, device: t
     is_test[labels.argsort(stable=True)[::5]] = True
     train, test = (Split(images[part].contiguous(), labels[part]) for part in (~is_test, is_test))
     mean, std = (0.305,) * channels, (0.377,) * channels
-    return Dataset(name, digest_of(train, test), train, test, 10, mean=mean, std=std).to(device)
+    return Dataset(name, digest_splits(train, test), train, test, 10, mean=mean, std=std).to(device)
 
 
-def _of_scikit_learn(file: str) -> Path:
+def _path_in_scikit_learn(file: str) -> Path:
     """A file that it carries; to import all of it takes each worker more than a second.
 
     Raises:
@@ -74,13 +74,13 @@ def _synthetic(root: Path | None, device: torch.device) -> Dataset:
 
     train, test = map(split, COUNTS)
     name, mean, std = "synthetic images, for timing only", (0.5,) * 3, (0.289,) * 3  # of even draws, 0 to 1
-    return Dataset(name, digest_of(train, test), train, test, CLASSES, mean=mean, std=std).to(device)
+    return Dataset(name, digest_splits(train, test), train, test, CLASSES, mean=mean, std=std).to(device)
 
 
-def _nothing(root: Path | None, device: torch.device) -> Dataset:
+def _no_images(root: Path | None, device: torch.device) -> Dataset:
     """No images: task vector draws its gradients itself."""
     none = Split(torch.empty(0, 1, 1, 1, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-    return Dataset("seeded vectors", digest_of(none, none), none, none, 1).to(device)
+    return Dataset("seeded vectors", digest_splits(none, none), none, none, 1).to(device)
 
 
 def _text(
@@ -124,17 +124,17 @@ def read_text(
     Raises:
         ValueError: a file that is missing, empty, too short or no text.
     """
-    train_words, test_words = (words_of(folder / file, length, units) for file in files)
+    train_words, test_words = (read_words(folder / file, length, units) for file in files)
     counted = Counter(train_words)
     counted[UNKNOWN] += 1  # there always is one
     ordered = sorted(counted, key=lambda word: (-counted[word], word))
-    kept = ordered[:MOST_WORDS]
+    kept = ordered[:MAX_WORDS]
     if UNKNOWN not in kept:
         kept[-1] = UNKNOWN
     number = {word: at for at, word in enumerate(kept)}
 
     def split(words: Sequence[str]) -> Split:
-        numbers = torch.from_numpy(numbers_of(words, number))
+        numbers = torch.from_numpy(number_words(words, number))
         count = (len(numbers) - (not masked)) // length
         inputs = numbers[: count * length].view(count, length)
         following = inputs.clone() if masked else numbers[1 : count * length + 1].view(count, length)
@@ -142,10 +142,10 @@ def read_text(
 
     train, test = split(train_words), split(test_words)
     classes = len(kept) + masked
-    return Dataset(name, digest_of(train, test), train, test, classes, noun="sequences").to(device)
+    return Dataset(name, digest_splits(train, test), train, test, classes, noun="sequences").to(device)
 
 
-def numbers_of(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
+def number_words(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
     """(n,) numbers; of characters, which are millions, by a table."""
     unknown = number[UNKNOWN]
     if not isinstance(words, str):
@@ -158,7 +158,7 @@ def numbers_of(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
     return table[codes]
 
 
-def words_of(path: Path, length: int, units: Units = "words") -> Sequence[str]:
+def read_words(path: Path, length: int, units: Units = "words") -> Sequence[str]:
     """The words of a file with an `END` after those of each line, or all its characters as they stand.
 
     Raises:
@@ -167,17 +167,17 @@ def words_of(path: Path, length: int, units: Units = "words") -> Sequence[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); {HOW}") from error
+        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); {TEXT_ADVICE}") from error
     except OSError as error:
-        raise ValueError(f"{path} can't be read ({error.strerror}); {HOW}") from error
+        raise ValueError(f"{path} can't be read ({error.strerror}); {TEXT_ADVICE}") from error
     if "\0" in text:
-        raise ValueError(f"{path} is no text: it has bytes that are zero; {HOW}")
+        raise ValueError(f"{path} is no text: it has bytes that are zero; {TEXT_ADVICE}")
     found: Sequence[str] = text
     if units == "words":
         found = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
     if len(found) <= length:
         raise ValueError(
-            f"{path} has {len(found)} {units}, and a sequence has {length}; {HOW}, thousands of them"
+            f"{path} has {len(found)} {units}, and a sequence has {length}; {TEXT_ADVICE}, thousands of them"
         )
     return found
 
@@ -194,5 +194,5 @@ PRESETS: dict[str, Callable[..., Dataset]] = {
     "text": partial(_text, "text", OWN_FILES, 35, False, "words"),
     "text64": partial(_text, "text64", OWN_FILES, 64, True, "words"),
     "textchars": partial(_text, "textchars", OWN_FILES, 64, False, "characters"),
-    "vector": _nothing,
+    "vector": _no_images,
 }

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.training.datasets._dataset import Dataset, Split, digest_of
+from experiments.training.datasets._dataset import Dataset, Split, digest_splits
 
 FILES = {
     "title": "CIFAR-10",
@@ -31,7 +31,7 @@ def cifar10(root: Path | None, device: torch.device) -> Dataset:
 
     train, test = split(train=True), split(train=False)
     mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)  # as published, to three digits
-    name, digest = FILES["title"], digest_of(train, test)
+    name, digest = FILES["title"], digest_splits(train, test)
     return Dataset(name, digest, train, test, 10, padding=4, flip=True, mean=mean, std=std).to(device)
 
 

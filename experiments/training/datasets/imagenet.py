@@ -19,15 +19,18 @@ from experiments.training.datasets._dataset import Dataset, Split
 from sparsify.core import host_sync
 
 FILES = {"title": "ImageNet", "folder": "imagenet", "instead": "images224"}
-SIZE = (1000, 1_281_167, 50_000)  # of ImageNet-1k: classes, images for training, for validation
-HOW = (
+IMAGENET_SIZE = (1000, 1_281_167, 50_000)  # of ImageNet-1k: classes, images for training, for validation
+LAYOUT_ADVICE = (
     "it needs train/ and val/ with the same folders in both, one for each class, and its images in them, as "
     "torchvision's ImageFolder reads them; tasks named _images224 time the networks on synthetic images"
 )
 SIDE = 224  # pixels of what a network sees
 RESIZED = 256  # of the shorter side, before the middle is cut out
-AREAS, RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop: share of the image, width to height
-TRIES = 10  # to draw a crop that lies within the image
+AREA_RANGE, ASPECT_RANGE = (
+    (0.08, 1.0),
+    (3 / 4, 4 / 3),
+)  # of a random crop: share of the image, width to height
+MAX_TRIES = 10  # to draw a crop that lies within the image
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -38,15 +41,15 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
     names of all files and their sizes: reading 150 GB would take an hour.
     """
     if root is None:
-        raise ValueError(f"ImageNet has no folder: set data.root=FOLDER or $DATA_ROOT; {HOW}")
+        raise ValueError(f"ImageNet has no folder: set data.root=FOLDER or $DATA_ROOT; {LAYOUT_ADVICE}")
     folder = root / FILES["folder"]
-    classes, train = _listed(folder / "train")
-    found, test = _listed(folder / "val")
+    classes, train = _list_images(folder / "train")
+    found, test = _list_images(folder / "val")
     if classes != found:
         where, name = min((("train" if name in classes else "val"), name) for name in {*classes} ^ {*found})
         raise ValueError(
             f"{folder} has {len(classes)} classes to train and {len(found)} to validate, and {name} is in "
-            f"{where}/ alone; {HOW}"
+            f"{where}/ alone; {LAYOUT_ADVICE}"
         )
     files = [str(Path(path).relative_to(folder)) for path, _ in (*train, *test)]
     numbers = torch.arange(len(files)).split([len(train), len(test)])
@@ -55,14 +58,14 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
         for images, those in zip(numbers, (train, test), strict=True)
     )
     name, digest = FILES["title"], _digest(folder, files)
-    if (len(classes), len(train), len(test)) != SIZE:
+    if (len(classes), len(train), len(test)) != IMAGENET_SIZE:
         name = f"{len(train):,} images of {len(classes):,} classes in place of ImageNet"
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's models
     data = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
     return replace(data, folder=folder, files=files).to(device)
 
 
-def _listed(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
+def _list_images(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
     """The names of its classes, and the paths of its images with the number of their class.
 
     Raises:
@@ -75,7 +78,7 @@ def _listed(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
         return classes, make_dataset(str(folder), numbers, IMG_EXTENSIONS)
     except OSError as error:
         why = error.strerror or str(error)
-        raise ValueError(f"{folder} is not laid out as ImageNet ({why}); {HOW}") from error
+        raise ValueError(f"{folder} is not laid out as ImageNet ({why}); {LAYOUT_ADVICE}") from error
 
 
 def _digest(folder: Path, files: list[str]) -> str:
@@ -103,24 +106,24 @@ class ImageFiles(Dataset):
     def channels(self) -> int:
         return 3
 
-    def opened(self, images: Tensor) -> Tensor:
-        return self._read(images, [middle] * len(images))
+    def read_images(self, images: Tensor) -> Tensor:
+        return self._read(images, [crop_center] * len(images))
 
-    def augmented(self, chosen: Tensor, generator: Generator) -> Tensor:
+    def augment(self, chosen: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, 224, 224, 3). Whatever is in the files, as many numbers are drawn."""
-        draws = torch.rand(len(chosen), TRIES * 4 + 1, generator=generator, device=generator.device)
-        ways = [drawn_crop(row) for row in host_sync.to_host(draws)]
+        draws = torch.rand(len(chosen), MAX_TRIES * 4 + 1, generator=generator, device=generator.device)
+        ways = [make_random_crop(row) for row in host_sync.to_host(draws)]
         return self._read(self.train.images[chosen], ways)
 
     def _read(self, numbers: Tensor, ways: Sequence[Callable[[Any], Any]]) -> Tensor:
         """These files, each made into an image of 224 x 224 in its way."""
         paths = [self.folder / self.files[number] for number in host_sync.to_host(numbers)]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            images = list(threads.map(read, paths, ways))
+            images = list(threads.map(read_image, paths, ways))
         return torch.from_numpy(np.stack(images)).to(numbers.device)
 
 
-def read(path: Path, way: Callable[[Any], Any]) -> NDArray[np.uint8]:
+def read_image(path: Path, way: Callable[[Any], Any]) -> NDArray[np.uint8]:
     """(224, 224, 3), of a file.
 
     Raises:
@@ -135,37 +138,37 @@ def read(path: Path, way: Callable[[Any], Any]) -> NDArray[np.uint8]:
         raise ValueError(f"{path} is no image that can be opened ({error}); remove or replace it") from error
 
 
-def middle(image: Any) -> Any:
+def crop_center(image: Any) -> Any:
     """Pixels of a PIL image, as it is evaluated."""
     from torchvision.transforms import functional
 
     return functional.center_crop(functional.resize(image, [RESIZED]), [SIDE, SIDE])
 
 
-def drawn_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
+def make_random_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
     """A PIL image cropped and flipped, by so many numbers from 0 to 1."""
 
     def way(image: Any) -> Any:
         from torchvision.transforms import functional
 
-        top, left, height, width = box(image.width, image.height, draws)
+        top, left, height, width = draw_crop_box(image.width, image.height, draws)
         cropped = functional.resized_crop(image, top, left, height, width, [SIDE, SIDE])
         return functional.hflip(cropped) if draws[-1] < 0.5 else cropped
 
     return way
 
 
-def box(width: int, height: int, draws: Sequence[float]) -> Box:
+def draw_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
     """The first crop drawn that lies within an image of this size, else its middle: torchvision's
     RandomResizedCrop.get_params.
     """
-    low, high = (math.log(ratio) for ratio in RATIOS)
-    for at in range(0, TRIES * 4, 4):
+    low, high = (math.log(ratio) for ratio in ASPECT_RANGE)
+    for at in range(0, MAX_TRIES * 4, 4):
         area, shape, down, right = draws[at : at + 4]
-        pixels = width * height * (AREAS[0] + (AREAS[1] - AREAS[0]) * area)
+        pixels = width * height * (AREA_RANGE[0] + (AREA_RANGE[1] - AREA_RANGE[0]) * area)
         ratio = math.exp(low + (high - low) * shape)
         w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
-    w, h = min(width, round(height * RATIOS[1])), min(height, round(width / RATIOS[0]))
+    w, h = min(width, round(height * ASPECT_RANGE[1])), min(height, round(width / ASPECT_RANGE[0]))
     return (height - h) // 2, (width - w) // 2, h, w

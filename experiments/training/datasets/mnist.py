@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.training.datasets._dataset import Dataset, Split, digest_of
+from experiments.training.datasets._dataset import Dataset, Split, digest_splits
 
 FILES = {"title": "MNIST", "folder": "MNIST", "host": "ossci-datasets.s3.amazonaws.com", "size": "11 MiB"}
 EXAMPLES = {True: 60_000, False: 10_000}  # for training, for tests
@@ -19,17 +19,17 @@ def mnist(root: Path | None, device: torch.device) -> Dataset:
         try:
             files = MNIST(str(root), train=train, download=False)
         except (RuntimeError, ValueError, AssertionError, OSError) as error:  # cut short, or of others
-            raise ValueError(_unusable(root)) from error
+            raise ValueError(_explain_unusable(root)) from error
         if files.data.shape != (EXAMPLES[train], 28, 28) or len(files.targets) != EXAMPLES[train]:
-            raise ValueError(_unusable(root))
+            raise ValueError(_explain_unusable(root))
         return Split(files.data[..., None].contiguous(), files.targets)
 
     train, test = split(train=True), split(train=False)
     mean, std = (0.1307,), (0.3081,)
-    return Dataset(FILES["title"], digest_of(train, test), train, test, 10, mean=mean, std=std).to(device)
+    return Dataset(FILES["title"], digest_splits(train, test), train, test, 10, mean=mean, std=std).to(device)
 
 
-def _unusable(root: Path) -> str:
+def _explain_unusable(root: Path) -> str:
     return (
         f"MNIST in {root} is missing or corrupt: remove {root / 'MNIST'} and run again to download it, or "
         "set data.root to a sound copy"

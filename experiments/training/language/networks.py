@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.training.networks import transformers_for
+from experiments.training.networks import import_transformers
 
-STD = 0.02  # of initial weights (Radford et al. 2019, and nanoGPT)
-WIDER = 4  # times, within each block
+INITIAL_STD = 0.02  # of initial weights (Radford et al. 2019, and nanoGPT)
+MLP_RATIO = 4  # times, within each block
 
 
 class LSTM(nn.Module):
@@ -42,7 +42,7 @@ class BERT(nn.Module):
 
     def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        transformers = transformers_for("BERT")
+        transformers = import_transformers("BERT")
         self.model = transformers.BertForMaskedLM(
             transformers.BertConfig(
                 vocab_size=classes,
@@ -80,12 +80,12 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=STD)
+                nn.init.normal_(module.weight, std=INITIAL_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         for name, p in self.named_parameters():
             if name.endswith("onto.weight"):  # two a block add up along the stream
-                nn.init.normal_(p, std=STD / math.sqrt(2 * layers))
+                nn.init.normal_(p, std=INITIAL_STD / math.sqrt(2 * layers))
 
     def forward(self, words: Tensor) -> Tensor:
         """(B, T) numbers of words -> (B, T, classes)."""
@@ -98,7 +98,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention, self.further = Attention(width, heads), Further(width)
+        self.attention, self.further = Attention(width, heads), FeedForward(width)
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) -> the same."""
@@ -119,18 +119,18 @@ class Attention(nn.Module):
         """(B, T, width) -> what is added to it."""
         query, key, value = self.asked(self.norm(stream)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         of_heads = [part.transpose(1, 2) for part in (query, key, value)]  # (B, heads, T, width / heads)
-        seen = attended(*of_heads).transpose(1, 2).flatten(2)
+        seen = causal_attention(*of_heads).transpose(1, 2).flatten(2)
         found: Tensor = self.onto(seen)
         return found
 
 
-class Further(nn.Module):
+class FeedForward(nn.Module):
     """Two linear layers with GELU between them, of the normalised stream."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.wide, self.onto = nn.Linear(width, WIDER * width), nn.Linear(WIDER * width, width)
+        self.wide, self.onto = nn.Linear(width, MLP_RATIO * width), nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) -> what is added to it."""
@@ -138,7 +138,7 @@ class Further(nn.Module):
         return found
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention, of which a GPU takes the plain way: others need not add in the same order twice."""
     if query.is_cuda:
         with sdpa_kernel(SDPBackend.MATH):

@@ -9,53 +9,55 @@ from typing import Literal, overload
 import torch
 from torch import nn
 
-from experiments.training.task import by_decay
+from experiments.training.task import group_by_weight_decay
 from sparsify.ranges import describe_unknown
 
-Name = Literal["adamw", "muon", "sgd"]
-USED = {
+OptimizerName = Literal["adamw", "muon", "sgd"]
+PARAMETERS_BY_OPTIMIZER = {
     "adamw": ("beta1", "beta2"), "muon": ("momentum", "muon_factor", "beta1", "beta2"), "sgd": ("momentum",),
 }  # fmt: skip
 EPS = 1e-8  # AdamW's, torch's own
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerRecipe:
     """An optimiser and its numbers.
 
     Raises:
         ValueError: an unknown optimiser, or a number of which it makes no use.
     """
 
-    name: Name = "adamw"
+    name: OptimizerName = "adamw"
     momentum: float = 0.9  # of SGD; of Muon as MuLoCo has it (arXiv:2505.23725), where torch has 0.95
     muon_factor: float = 1.0  # Muon's learning rate, in times of AdamW's beside it
     beta1: float = 0.9  # of AdamW, and of what Muon leaves to it
     beta2: float = 0.99  # nanoGPT's for small batches, and MuLoCo's
 
     def __post_init__(self) -> None:
-        if self.name not in USED:
-            raise ValueError(describe_unknown("optimiser", self.name, [*USED]))
+        if self.name not in PARAMETERS_BY_OPTIMIZER:
+            raise ValueError(describe_unknown("optimiser", self.name, [*PARAMETERS_BY_OPTIMIZER]))
         for field in fields(self):
-            idle = field.name not in ("name", *USED[self.name])
+            idle = field.name not in ("name", *PARAMETERS_BY_OPTIMIZER[self.name])
             if idle and getattr(self, field.name) != field.default:
-                users = " or ".join(name for name, used in USED.items() if field.name in used)
+                users = " or ".join(
+                    name for name, used in PARAMETERS_BY_OPTIMIZER.items() if field.name in used
+                )
                 raise ValueError(
                     f"{field.name}={getattr(self, field.name):g} has no effect with optimiser={self.name}, "
                     f"which has no such number; leave it out, or take optimiser={users}"
                 )
 
-    def optimiser(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """The optimiser of a model, whose matrices alone are decayed: tensors of more than one dimension."""
         if self.name == "muon":
-            return MuonBesideAdamW(model, self, lr, weight_decay)
-        groups = by_decay(model.parameters(), weight_decay)
+            return MuonWithAdamW(model, self, lr, weight_decay)
+        groups = group_by_weight_decay(model.parameters(), weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=self.momentum, fused=True)
         return torch.optim.AdamW(groups, lr=lr, betas=(self.beta1, self.beta2), eps=EPS, fused=True)
 
 
-class MuonBesideAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) for the matrices between the layers, AdamW for embeddings and vectors.
 
     To others it is one optimiser: its groups are Muon's and then AdamW's, its state is the state of both.
@@ -63,13 +65,13 @@ class MuonBesideAdamW(torch.optim.Optimizer):
     as long as AdamW's are (Liu et al. 2025, arXiv:2502.16982), so that one rate and one decay can serve both.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, lr: float, weight_decay: float) -> None:
+    def __init__(self, model: nn.Module, recipe: OptimizerRecipe, lr: float, weight_decay: float) -> None:
         looked_up = {
             id(p) for layer in model.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters()
         }
         matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in looked_up]
         ours = {id(p) for p in matrices}
-        others = by_decay((p for p in model.parameters() if id(p) not in ours), weight_decay)
+        others = group_by_weight_decay((p for p in model.parameters() if id(p) not in ours), weight_decay)
         self.muon = torch.optim.Muon(
             [{"params": matrices, "lr_factor": recipe.muon_factor}],
             lr=lr * recipe.muon_factor,

@@ -11,40 +11,43 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
-from experiments.training.language.optimisers import Recipe
-from experiments.training.task import UNASKED, Task
+from experiments.training.language.optimisers import OptimizerRecipe
+from experiments.training.task import IGNORED_LABEL, Task
 
-HIDDEN = 0.15  # of the words are guessed; of these
-REPLACED, RANDOM = 0.8, 0.1  # are hidden, and replaced by another word; the rest stays (Devlin et al. 2019)
+GUESSED_SHARE = 0.15  # of the words are guessed; of these
+MASKED_SHARE, RANDOM_SHARE = (
+    0.8,
+    0.1,
+)  # are hidden, and replaced by another word; the rest stays (Devlin et al. 2019)
 
 
 @dataclass(frozen=True)
-class NextWord(Task):
+class NextWordTask(Task):
     """Sequences do not follow each other: each begins with an empty memory."""
 
     eval_batch: ClassVar[int] = 50
 
-    def built(self, data: Dataset) -> nn.Module:
+    def make_network(self, data: Dataset) -> nn.Module:
         return self.network(0, data.train.images.shape[1], data.classes)
 
-    def drawn(
+    def draw_batch(
         self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         return data.train.images[chosen], data.train.labels[chosen]
 
-    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return some.images, some.labels
 
 
 @dataclass(frozen=True)
-class AnnealedWords(NextWord):
+class AnnealedNextWordTask(NextWordTask):
     """The next word, learnt by an optimiser of choice while the learning rate falls along a cosine.
 
     Raises:
         ValueError: the learning rate would have fallen before it has risen.
     """
 
-    recipe: Recipe
+    recipe: OptimizerRecipe
     lr_cosine_epochs: float  # the learning rate has fallen by then, from the end of its warm-up,
     lr_end: float  # to this share of itself, where it stays
 
@@ -56,8 +59,8 @@ class AnnealedWords(NextWord):
                 f"lr_warmup_epochs={self.lr_warmup_epochs:g}, in which the rate rises; take a later epoch"
             )
 
-    def optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
-        return self.recipe.optimiser(model, self.lr, self.weight_decay)
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.recipe.make_optimizer(model, self.lr, self.weight_decay)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         rate, falling = super().learning_rate(step, steps_per_epoch), step / steps_per_epoch
@@ -67,26 +70,26 @@ class AnnealedWords(NextWord):
 
 
 @dataclass(frozen=True)
-class HiddenWords(NextWord):
+class HiddenWordTask(NextWordTask):
     """Masked language modelling (Devlin et al. 2019, section 3.1): labels of words that are not asked for are
-    `UNASKED`. For evaluation always the same words are hidden.
+    `IGNORED_LABEL`. For evaluation always the same words are hidden.
     """
 
-    def drawn(
+    def draw_batch(
         self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        return hidden(data.train.images[chosen], data.classes, generator)
+        return hide_words(data.train.images[chosen], data.classes, generator)
 
-    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         always = Generator(some.images.device).manual_seed(0)
-        return hidden(some.images, data.classes, always)
+        return hide_words(some.images, data.classes, always)
 
 
-def hidden(words: Tensor, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
+def hide_words(words: Tensor, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Words with some of them hidden, and labels, both (B, T). The last class stands for a hidden word."""
     draw = partial(torch.rand, words.shape, generator=generator, device=words.device)
-    is_asked, how = draw() < HIDDEN, draw()
+    is_asked, how = draw() < GUESSED_SHARE, draw()
     others = torch.randint(classes - 1, words.shape, generator=generator, device=words.device)
-    labels = words.masked_fill(~is_asked, UNASKED)
-    inputs = words.masked_fill(is_asked & (how < REPLACED), classes - 1)
-    return torch.where(is_asked & (how >= 1 - RANDOM), others, inputs), labels
+    labels = words.masked_fill(~is_asked, IGNORED_LABEL)
+    inputs = words.masked_fill(is_asked & (how < MASKED_SHARE), classes - 1)
+    return torch.where(is_asked & (how >= 1 - RANDOM_SHARE), others, inputs), labels

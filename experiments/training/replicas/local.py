@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.training.replicas.shared import MakeOptimiser, set_learning_rate
+from experiments.training.replicas.shared import MakeOptimizer, set_learning_rate
 from sparsify.comm import Comm
 from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
@@ -34,7 +34,7 @@ class LocalReplica:
         self,
         strategy: LocalSteps,
         model: nn.Module,
-        make: MakeOptimiser,
+        make: MakeOptimizer,
         comm: Comm,
         timer: PhaseTimer,
         seed: int,
@@ -75,7 +75,7 @@ class LocalReplica:
         with self.optimiser.at_anchor():
             yield
 
-    def settle(self) -> None:
+    def move_to_anchor(self) -> None:
         """The model becomes the anchor, for good."""
         with self.optimiser.at_anchor():
             anchors = [p.detach().clone() for p in self.model.parameters()]

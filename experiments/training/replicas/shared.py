@@ -15,10 +15,10 @@ from sparsify.comm.virtual import VirtualComm
 from sparsify.wrappers.checks import broadcast_model
 
 T = TypeVar("T")
-MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
+def make_replica(comm: Comm, model: nn.Module, make: MakeOptimizer) -> Replica:
     """Give a fresh model rank 0's values, and an optimiser. Collective."""
     return SharedReplica(comm, model, make) if isinstance(comm, VirtualComm) else Replica(comm, model, make)
 
@@ -26,7 +26,7 @@ def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
 class Replica:
     """Parameters, and the optimiser that moves them: a process has its own."""
 
-    def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
+    def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimizer) -> None:
         broadcast_model(model, comm)
         self.optimiser = make(model)
 
@@ -36,9 +36,9 @@ class Replica:
         Args:
             average: (n,) of all gradients, in which the parameters' own `.grad` lie.
         """
-        step(self.optimiser, rate)
+        step_at_rate(self.optimiser, rate)
 
-    def agreed(self) -> bool:
+    def have_averages_agreed(self) -> bool:
         """Tell whether the averages of all workers were the same in every step, as far as is known here."""
         return True  # each has parameters of its own, in which it would show
 
@@ -51,7 +51,7 @@ class SharedReplica(Replica):
     compared in every step. Buffers, gradients and residuals are each rank's own.
     """
 
-    def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimiser) -> None:
+    def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimizer) -> None:
         self.comm = comm
         for p, shared in zip(
             model.parameters(), comm.make_on_rank_0(lambda: [*model.parameters()]), strict=True
@@ -65,18 +65,18 @@ class SharedReplica(Replica):
     def update(self, rate: float, average: Tensor) -> None:
         same = self.comm.is_equal_on_all_ranks(average)
         self.same = same if self.same is None else self.same & same
-        self.comm.run_on_rank_0(lambda: step(self.optimiser, rate))
+        self.comm.run_on_rank_0(lambda: step_at_rate(self.optimiser, rate))
 
-    def agreed(self) -> bool:
+    def have_averages_agreed(self) -> bool:
         return self.same is None or bool(self.same)
 
 
-def of_all(comm: Comm, make: Callable[[], T]) -> T:
+def make_shared(comm: Comm, make: Callable[[], T]) -> T:
     """Make what is alike on all workers: virtual ranks make it once, and share it."""
     return comm.make_on_rank_0(make) if isinstance(comm, VirtualComm) else make()
 
 
-def step(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def step_at_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Move the parameters at this rate."""
     set_learning_rate(optimiser, rate)
     optimiser.step()

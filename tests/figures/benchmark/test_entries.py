@@ -102,7 +102,7 @@ xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx method=topk -> can't be an entry's nam
 def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
     own = entry("mine", {"method": "topk", "method.density": 0.05})
     assert (own.method, own.settings["method.density"]) == ("topk", 0.05)
-    check_refusals(REFUSED, act=lambda words: entry(words[0], Run.of(words[1:]).settings))
+    check_refusals(REFUSED, act=lambda words: entry(words[0], Run.coerce(words[1:]).settings))
 
 
 def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
