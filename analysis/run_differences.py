@@ -62,30 +62,30 @@ class Difference(NamedTuple):
 
 def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of two manifests, the most important first."""
-    found = [Difference(*pair, _weigh_difference(*pair)) for pair in _walk_differences("", a, b)]
-    return sorted(found, key=_importance)
+    differences = [Difference(*change, _weigh_difference(*change)) for change in _walk_differences("", a, b)]
+    return sorted(differences, key=_importance)
 
 
 def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Return the outcomes that two rows of `Frames.runs` share, side by side; empty without any."""
     lines = []
     for column, title in TITLES.items():
-        here, there = (run.get(column) for run in (a, b))
-        if not title.beside or here is None or there is None or not (isfinite(here) and isfinite(there)):
+        values = [value for value in (a.get(column), b.get(column)) if value is not None and isfinite(value)]
+        if not title.beside or len(values) < 2:
             continue
-        shown = [format_with_unit(title.factor * value, title.unit) for value in (here, there)]
-        change = _change_text(here, there, title.unit)
-        lines.append(f"  {title.beside:22}{shown[0]:{VALUE_WIDTH}}  {shown[1]:18}  {change}")
+        text_a, text_b = (format_with_unit(title.factor * value, title.unit) for value in values)
+        change = _change_text(values[0], values[1], title.unit)
+        lines.append(f"  {title.beside:22}{text_a:{VALUE_WIDTH}}  {text_b:18}  {change}")
     simulated = "; step times are simulated" * bool(a.get("simulated") or b.get("simulated"))
     heading = f"  {'':22}{'A':{VALUE_WIDTH}}  {'B':18}  from A to B"
     return "\n".join([f"what they came to{simulated}", heading, *lines]) if lines else ""
 
 
-def _change_text(here: float, there: float, unit: str) -> str:
+def _change_text(a: float, b: float, unit: str) -> str:
     """Return '+1.2 points', or 'x 0.87'."""
     if unit == "%":
-        return f"{'+' * (there >= here)}{format_number(there - here)} points"
-    return f"x {format_number(there / here)}" if here else "-"
+        return f"{'+' * (b >= a)}{format_number(b - a)} points"
+    return f"x {format_number(b / a)}" if a else "-"
 
 
 def differences_text(differences: Sequence[Difference], a: str, b: str) -> str:
@@ -114,7 +114,8 @@ def _importance(difference: Difference) -> tuple[int, int, str]:
 
 def _walk_differences(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield field, value of a and value of b wherever two JSON values differ, below `field`."""
-    a, b = _merge_workers(a), _merge_workers(b)
+    a = _merge_workers(a)
+    b = _merge_workers(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         absent = NOT_SET if field.startswith("config") else NOT_RECORDED
         for key in {**a, **b}:
@@ -128,8 +129,8 @@ def _merge_workers(value: Any) -> Any:
     """Return a list of workers' objects as an object of lists; `8 x NVIDIA H200` where workers agree."""
     if not isinstance(value, list) or not value or not all(isinstance(worker, Mapping) for worker in value):
         return value
-    facts = {key: [other.get(key) for other in value] for worker in value for key in worker}
-    return {key: _agreed_value(of_workers) for key, of_workers in facts.items()}
+    keys = dict.fromkeys(key for worker in value for key in worker)
+    return {key: _agreed_value([worker.get(key) for worker in value]) for key in keys}
 
 
 def _agreed_value(facts: list[Any]) -> str | list[Any]:
@@ -151,8 +152,10 @@ def _weigh_difference(field: str, a: Any, b: Any) -> str:
 
 def _matching_tier(field: str, tiers: Sequence[Sequence[str]]) -> int:
     """Return the first tier with a pattern that matches; their number where none does."""
-    matching = (at for at, tier in enumerate(tiers) if any(fnmatchcase(field, pattern) for pattern in tier))
-    return next(matching, len(tiers))
+    for number, patterns in enumerate(tiers):
+        if any(fnmatchcase(field, pattern) for pattern in patterns):
+            return number
+    return len(tiers)
 
 
 def _is_near(a: Any, b: Any, share: float) -> bool:

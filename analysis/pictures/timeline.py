@@ -35,31 +35,31 @@ def find_typical_step(frames: Frames, key: str) -> int:
     spans = spans_of_run(frames, key)
     slowest = slowest_rank_seconds(warm_steps(frames, key).steps)
     recorded = slowest_rank_seconds(steps_of_run(frames, key)).loc[spans["step"].unique()]
-    of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
-    distance = ((of_warm if len(of_warm) else recorded) - slowest.median()).abs()
+    warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
+    distance = ((warm if len(warm) else recorded) - slowest.median()).abs()
     return int(distance.index.to_numpy()[distance.to_numpy().argmin()])
 
 
 def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
     """Return spans, each from the beginning of its step: step, rank, phase, `start_ms` and `took_ms`."""
-    met = meeting_seconds(spans).reindex(pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])).to_numpy()
-    start = spans["start_s"] - met
-    found: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
+    rows = pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])
+    start = spans["start_s"] - meeting_seconds(spans).reindex(rows).to_numpy()
+    aligned: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
         start_ms=1e3 * (start - start.groupby([spans["key"], spans["step"]]).transform("min")),
         took_ms=1e3 * spans["duration_s"],
     )
-    return found
+    return aligned
 
 
 def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
     """Return a moment that all ranks share, in seconds on the clock of each, by run, step and rank."""
-    began = spans.groupby(CLOCK_COLUMNS)["start_s"].min()
+    starts = spans.groupby(CLOCK_COLUMNS)["start_s"].min()
     waits = spans[spans["phase"] == "wait"]
     ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in CLOCK_COLUMNS]).min()
-    ends = ends.reindex(began.index)
+    ends = ends.reindex(starts.index)
     all_wait = ends.notna().groupby(level=["key", "step"]).transform("all")
-    found: pd.Series[float] = ends.where(all_wait, began)
-    return found
+    shared_moments: pd.Series[float] = ends.where(all_wait, starts)
+    return shared_moments
 
 
 def collective_stretch(frames: Frames, key: str) -> float:
@@ -75,8 +75,8 @@ def collective_stretch(frames: Frames, key: str) -> float:
     spans = spans.sort_values(["step", "rank", "start_s"]).assign(
         end_s=spans["start_s"] + spans["duration_s"]
     )
-    spans["at"] = spans.groupby(["step", "rank"]).cumcount()
-    whole = spans.groupby(["step", "at"]).agg(begin=("start_s", "max"), end=("end_s", "max"))
+    spans["collective"] = spans.groupby(["step", "rank"]).cumcount()
+    whole = spans.groupby(["step", "collective"]).agg(begin=("start_s", "max"), end=("end_s", "max"))
     together = (whole["end"] - whole["begin"]).groupby("step").sum()
     slowest = spans.groupby(["step", "rank"])["duration_s"].sum().groupby("step").max()
     return float((together / slowest).median()) if len(spans) else 1.0

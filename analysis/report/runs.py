@@ -91,11 +91,13 @@ class RunPage:
 
     def details(self) -> dict[str, Any]:
         """Return the content of its page."""
-        own = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("id", "parts")
+        values = {
+            part.name: getattr(self, part.name)
+            for part in fields(self)
+            if part.name not in ("id", "parts")
         }
         label = configs.label_config(self.config, LABEL_LEAVES) if self.config else self.run
-        return {**own, "label": label, "config": self.leaves, **self.parts}
+        return {**values, "label": label, "config": self.leaves, **self.parts}
 
 
 def page_id(run: str, key: str) -> str:
@@ -127,17 +129,16 @@ def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, lis
 
 def run_labels(runs: Sequence[RunPage]) -> list[str]:
     """Return labels that tell each run from the others of its method, task, workers and mode."""
-    groups = defaultdict[Any, list[int]](list)
+    labels = [run.run for run in runs]
+    places_by_group = defaultdict[Any, list[int]](list)
     for place, run in enumerate(runs):
-        groups[tuple(str(run.leaves.get(name)) for name in GROUP_LEAVES)].append(place)
-    found = [""] * len(runs)
-    for group in groups.values():
-        known = [place for place in group if runs[place].config]
-        for place, label in zip(
-            known, configs.label_configs([runs[place].config for place in known]), strict=True
-        ):
-            found[place] = label
-    return [label or run.run for label, run in zip(found, runs, strict=True)]
+        if run.config:
+            places_by_group[tuple(str(run.leaves.get(name)) for name in GROUP_LEAVES)].append(place)
+    for places in places_by_group.values():
+        group_labels = configs.label_configs([runs[place].config for place in places])
+        for place, label in zip(places, group_labels, strict=True):
+            labels[place] = label or labels[place]
+    return labels
 
 
 def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
@@ -146,20 +147,21 @@ def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
         frames = add_outcomes(frames)
-    narrow = frames._replace(
-        runs=frames.runs[[name for name in NEEDED_COLUMNS if name in frames.runs]], looks=empty_table("looks")
-    )
+    needed = [name for name in NEEDED_COLUMNS if name in frames.runs]
+    frames = frames._replace(runs=frames.runs[needed], looks=empty_table("looks"))
     keys = [*map(str, frames.runs["key"])]
     for first in range(0, len(keys), RUNS_PER_BATCH):
-        few = select_runs(narrow, keys[first : first + RUNS_PER_BATCH])
-        spans = timeline.align_spans(few.spans).round({"start_ms": 4, "took_ms": 4})
-        of_epochs, of_spans = rows_by_key(few.epochs), rows_by_key(few.spans)
-        for row, state in zip(to_dicts(few.runs), run_states(few.runs), strict=True):
-            of_run = few._replace(
-                epochs=few.epochs.take(of_epochs.get(row["key"], NO_ROWS)),
-                spans=few.spans.take(of_spans.get(row["key"], NO_ROWS)),
+        batch = select_runs(frames, keys[first : first + RUNS_PER_BATCH])
+        aligned = timeline.align_spans(batch.spans).round({"start_ms": 4, "took_ms": 4})
+        epoch_places = rows_by_key(batch.epochs)
+        span_places = rows_by_key(batch.spans)
+        for row, state in zip(to_dicts(batch.runs), run_states(batch.runs), strict=True):
+            spans = span_places.get(row["key"], NO_ROWS)
+            run_frames = batch._replace(
+                epochs=batch.epochs.take(epoch_places.get(row["key"], NO_ROWS)),
+                spans=batch.spans.take(spans),
             )
-            yield _run_page(of_run, row, state, origin, spans.take(of_spans.get(row["key"], NO_ROWS)))
+            yield _run_page(run_frames, row, state, origin, aligned.take(spans))
 
 
 def _run_page(
@@ -167,7 +169,8 @@ def _run_page(
 ) -> RunPage:
     """Return a run, of whose epochs and spans these frames are; `spans` are `timeline.align_spans`."""
     key = str(row["key"])
-    own = steps_of_run(frames, key)
+    steps_table = steps_of_run(frames, key)
+    has_steps = len(steps_table) > 0
     return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
@@ -182,33 +185,36 @@ def _run_page(
         provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={
             "curves": _epoch_curves(frames.epochs),
-            "steps": _step_curves(own),
-            "phases": _phase_ms(frames, key) if len(own) else {},
-            "timeline": _drawn_steps(frames, key, spans) if len(own) and len(spans) else [],
+            "steps": _step_curves(steps_table),
+            "phases": _phase_ms(frames, key) if has_steps else {},
+            "timeline": _drawn_steps(frames, key, spans) if has_steps and len(spans) else [],
         },
     )
 
 
 def _epoch_curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
     """Return the measurements of each epoch."""
-    order = np.argsort(epochs["epoch"].to_numpy(), kind="stable")
-    found = {name: epochs[name].to_numpy()[order] for name in ("epoch", "step", *CURVES) if name in epochs}
-    measured = [name for name in CURVES if name in found and not np.isnan(found[name]).all()]
-    return {name: found[name].tolist() for name in ("epoch", "step", *measured)} if measured else {}
-
-
-def _step_curves(of_run: pd.DataFrame) -> dict[str, list[Any]]:
-    """Return loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
-    if not len(of_run):
+    ordered = epochs.sort_values("epoch", kind="stable")
+    measured = [name for name in CURVES if name in ordered and ordered[name].notna().any()]
+    if not measured:
         return {}
-    slowest = steps.slowest_rank_seconds(of_run)
+    return {name: ordered[name].tolist() for name in ("epoch", "step", *measured) if name in ordered}
+
+
+def _step_curves(steps_table: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
+    if not len(steps_table):
+        return {}
+    slowest = steps.slowest_rank_seconds(steps_table)
     chosen = slowest.iloc[_spread_evenly(len(slowest), MAX_CURVE_POINTS)]
-    step, loss = of_run["step"].to_numpy(), of_run["loss"].to_numpy()
-    of_step = dict(
-        zip(step[~np.isnan(loss)][::-1].tolist(), loss[~np.isnan(loss)][::-1].tolist(), strict=True)
-    )
-    ms = (1e3 * chosen).round(3)
-    return {"step": chosen.index.tolist(), "loss": [*map(of_step.get, chosen.index)], "step_ms": ms.tolist()}
+    losses = steps_table[["step", "loss"]].dropna().drop_duplicates("step")
+    loss_by_step = dict(zip(losses["step"].tolist(), losses["loss"].tolist(), strict=True))
+    step_ms = (1e3 * chosen).round(3).tolist()
+    return {
+        "step": chosen.index.tolist(),
+        "loss": [*map(loss_by_step.get, chosen.index)],
+        "step_ms": step_ms,
+    }
 
 
 def _phase_ms(frames: Frames, key: str) -> dict[str, float]:
@@ -225,11 +231,11 @@ def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str
     typical = timeline.find_typical_step(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
     others = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
-    found: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
-    chosen = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*found])))
-    for step, *span in zip(*(chosen[name].tolist() for name in SPAN_COLUMNS), strict=True):
-        found[step].append(span)
-    return [{"step": step, "spans": of_step} for step, of_step in found.items()]
+    spans_by_step: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
+    drawn = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*spans_by_step])))
+    for step, *span in zip(*(drawn[name].tolist() for name in SPAN_COLUMNS), strict=True):
+        spans_by_step[step].append(span)
+    return [{"step": step, "spans": step_spans} for step, step_spans in spans_by_step.items()]
 
 
 def _spread_evenly(n: int, most: int) -> list[int]:
@@ -248,11 +254,11 @@ def accuracy_by_setting(runs: Sequence[RunPage], labels: Sequence[str]) -> list[
             name = re.sub(r" (seed|task\.lr)=\S+", "", label)
             by_rate = points.setdefault(_setting_text(run), {}).setdefault(name, {})
             by_rate.setdefault(str(run.leaves.get("task.lr")), []).append(run)
-    found = [
+    settings = [
         {"name": setting, "points": [_accuracy_point(name, by_rate) for name, by_rate in methods.items()]}
         for setting, methods in points.items()
     ]
-    return sorted(found, key=lambda setting: (-len(setting["points"]), setting["name"]))
+    return sorted(settings, key=lambda setting: (-len(setting["points"]), setting["name"]))
 
 
 def _setting_text(run: RunPage) -> str:

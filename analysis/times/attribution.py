@@ -11,7 +11,7 @@ where the rest is what no part measures: that ranks do not begin at the same mom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -32,19 +32,18 @@ def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
     negative where the last rank was quicker in it than the mean. None where phases were not timed one by one.
     """
     steps = warm_steps(frames, key).steps.set_index(["step", "rank"]).sort_index()
-    parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in PHASES_BY_CAUSE.items()}
     needed = ["wait_s", "transfer_s", "forward_s", "backward_s"]  # dense selects nothing
     if steps[needed].isna().to_numpy().any():
         return None
-    spent = pd.DataFrame(
-        {cause: steps[columns].fillna(0.0).sum(axis="columns") for cause, columns in parts.items()}
+    columns = {cause: [f"{phase}_s" for phase in phases] for cause, phases in PHASES_BY_CAUSE.items()}
+    seconds = pd.DataFrame(
+        {cause: steps[names].fillna(0.0).sum(axis="columns") for cause, names in columns.items()}
     )
-    last = steps["wait_s"].groupby(level="step").idxmin()
-    by_step = spent.groupby(level="step").mean()
-    late = spent.loc[last].droplevel("rank") - by_step
+    last_ranks = steps["wait_s"].groupby(level="step").idxmin()
+    lateness = seconds.loc[last_ranks].droplevel("rank") - seconds.groupby(level="step").mean()
     means = steps[["wait_s", "transfer_s"]].groupby(level="step").mean()
-    late[REST] = means["wait_s"] - late.sum(axis="columns")
-    table: pd.DataFrame = late.assign(wait=means["wait_s"], transfer=means["transfer_s"])
+    lateness[REST] = means["wait_s"] - lateness.sum(axis="columns")
+    table: pd.DataFrame = lateness.assign(wait=means["wait_s"], transfer=means["transfer_s"])
     return table
 
 
@@ -55,15 +54,16 @@ def explained_percent(
 
     A ratio of means, whose interval is that of its linearisation over blocks or launches (the delta method).
     """
-    tables = [lateness_by_cause(frames, key) for key in keys]
-    if not tables or any(table is None for table in tables):
+    tables = _lateness_tables(frames, keys)
+    if not tables or len(tables) < len(keys):
         return None
-    units = _unit_means(frames, keys, [table for table in tables if table is not None])
-    part, whole = units[cause], units[list(of)].sum(axis="columns")
+    units = _unit_means(frames, tables)
+    part = units[cause]
+    whole = units[list(of)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
-    of_units = BLOCKS if are_blocks_units(frames, keys) else LAUNCHES
-    return estimate_mean(100 * (share + deviations.to_numpy()), UNBOUNDED, of_units, 100 * share)
+    sample_kind = BLOCKS if are_blocks_units(frames, keys) else LAUNCHES
+    return estimate_mean(100 * (share + deviations.to_numpy()), UNBOUNDED, sample_kind, 100 * share)
 
 
 def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
@@ -71,17 +71,24 @@ def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
 
     Empty where phases were not timed one by one.
     """
-    tables = [table for key in keys if (table := lateness_by_cause(frames, key)) is not None]
+    tables = _lateness_tables(frames, keys)
     if not tables:
         return pd.Series(dtype=float)
-    means: pd.Series[float] = 1e3 * _unit_means(frames, keys, tables).mean()
+    means: pd.Series[float] = 1e3 * _unit_means(frames, tables).mean()
     return means[["wait", *PHASES_BY_CAUSE, REST]]
 
 
-def _unit_means(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _lateness_tables(frames: Frames, keys: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Return `lateness_by_cause` by the keys of runs whose phases were timed one by one."""
+    tables = {key: lateness_by_cause(frames, key) for key in keys}
+    return {key: table for key, table in tables.items() if table is not None}
+
+
+def _unit_means(frames: Frames, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return means over blocks or launches, a row each."""
-    by_block, means = are_blocks_units(frames, keys), []
-    for key, table in zip(keys, tables, strict=True):
+    by_block = are_blocks_units(frames, list(tables))
+    means = []
+    for key, table in tables.items():
         block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()
         unit = block.loc[table.index].to_numpy() if by_block else np.zeros(len(table))
         means.append(table.groupby(unit).mean())

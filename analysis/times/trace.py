@@ -1,9 +1,9 @@
 """A run's recorded spans as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-Google's Trace Event Format, as JSON: a process for each rank, a slice for each step and each phase of a drawn
-step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is the median over
-the drawn steps of what analysis/pictures/timeline.py finds in each: leaving a barrier may take a rank
-milliseconds once, and a clock does not jump.
+The format is Google's Trace Event Format, as JSON: a process for each rank, a slice for each step and each
+phase of a drawn step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is the
+median over the drawn steps of what analysis/pictures/timeline.py finds in each: leaving a barrier may take a
+rank milliseconds once, and a clock does not jump.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.pictures.timeline import meeting_seconds, spans_of_run
@@ -32,49 +33,56 @@ def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
         ValueError: no spans were recorded.
     """
     spans = pd.concat([spans_of_run(frames, key) for key in keys])
-    ahead = _clock_ahead_s_by_rank(spans)
+    clock_ahead_s = _clock_ahead_s_by_rank(spans)
     steps = frames.steps[frames.steps["key"].isin(keys)]
-    slices = pd.concat([_to_slices(steps, "step_s", ahead), _to_slices(spans, "duration_s", ahead)])
+    slices = pd.concat(
+        [
+            _to_slices(steps, "step_s", clock_ahead_s),
+            _to_slices(spans, "duration_s", clock_ahead_s),
+        ]
+    )
     slices["start"] -= slices["start"].min()
     events = list[TraceEvent]()
-    for rank, of_rank in slices.groupby("rank"):
-        is_span = of_rank["phase"].notna()
-        lanes = [of_rank[~is_span], *_split_into_lanes(of_rank[is_span])]
+    for rank, rank_slices in slices.groupby("rank"):
+        is_span = rank_slices["phase"].notna()
+        lanes = [rank_slices[~is_span], *_split_into_lanes(rank_slices[is_span])]
         events += _name_events(int(str(rank)), len(lanes))
-        events += [event for lane, rows in enumerate(lanes) for event in _slice_events(rows, lane)]
+        for lane, lane_slices in enumerate(lanes):
+            events += _slice_events(lane_slices, lane)
     simulated = bool(frames.runs.loc[frames.runs["key"].isin(keys), "simulated"].any())
-    about = {"run": name, "times": "simulated" if simulated else "measured"}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    metadata = {"run": name, "times": "simulated" if simulated else "measured"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata}
 
 
 def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
     """Return seconds by which the clock of each rank is ahead of the first one's."""
-    met = meeting_seconds(spans)
-    ahead = met - met.groupby(level=["key", "step"]).transform("first")
-    found: pd.Series[float] = ahead.groupby(level="rank").median()
-    return found
+    moments = meeting_seconds(spans)
+    ahead = moments - moments.groupby(level=["key", "step"]).transform("first")
+    median: pd.Series[float] = ahead.groupby(level="rank").median()
+    return median
 
 
-def _to_slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.DataFrame:
+def _to_slices(rows: pd.DataFrame, duration: str, clock_ahead_s: pd.Series[float]) -> pd.DataFrame:
     """Return steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
-    start = rows["start_s"] - rows["rank"].map(ahead).fillna(0.0)
-    columns = ["key", "rank", "step", "phase", *STEP_FACTS]
-    found = rows.reindex(columns=columns).assign(
-        start=(NS_PER_S * start).round().astype("int64"), took=(NS_PER_S * rows[took]).round().astype("int64")
+    start_s = rows["start_s"] - rows["rank"].map(clock_ahead_s).fillna(0.0)
+    slices = rows.reindex(columns=["key", "rank", "step", "phase", *STEP_FACTS]).assign(
+        start=(NS_PER_S * start_s).round().astype("int64"),
+        took=(NS_PER_S * rows[duration]).round().astype("int64"),
     )
-    ordered: pd.DataFrame = found.sort_values(["start", "took"], ascending=[True, False], kind="stable")
+    ordered: pd.DataFrame = slices.sort_values(["start", "took"], ascending=[True, False], kind="stable")
     return ordered
 
 
 def _split_into_lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the spans of one rank, each in the first lane in which none is under way; at least one lane."""
-    ends, lanes = [0], list[int]()
+    ends = [0]
+    lane_by_place = list[int]()
     for start, took in zip(spans["start"], spans["took"], strict=True):
         lane = next((lane for lane, end in enumerate(ends) if end <= start + MAX_OVERLAP_NS), len(ends))
         ends[lane : lane + 1] = [start + took]
-        lanes.append(lane)
-    of_lane = pd.Series(lanes, index=spans.index, dtype="int64").to_numpy()
-    return [spans[of_lane == lane] for lane in range(len(ends))]
+        lane_by_place.append(lane)
+    lanes = np.array(lane_by_place, dtype=int)
+    return [spans[lanes == lane] for lane in range(len(ends))]
 
 
 def _name_events(rank: int, lanes: int) -> Iterator[TraceEvent]:
@@ -85,28 +93,35 @@ def _name_events(rank: int, lanes: int) -> Iterator[TraceEvent]:
         yield _metadata_event("thread_sort_index", rank, lane, sort_index=lane)
 
 
-def _metadata_event(what: str, rank: int, lane: int, **args: Any) -> TraceEvent:
-    return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": args}
+def _metadata_event(kind: str, rank: int, lane: int, **args: Any) -> TraceEvent:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": lane, "args": args}
 
 
-def _slice_events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
+def _slice_events(slices: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
     """Yield complete events, in microseconds.
 
     Each ends where the next one begins at the latest, for slices of a thread must not overlap.
     """
-    room = -rows["start"].diff(-1)
-    ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))
-    for row in ends.to_dict("records"):
-        variant, is_step = str(row["key"]).partition("/")[2], lane == STEP_LANE
-        name = f"step {row['step']}" if is_step else phases.find_phase(row["phase"]).label
-        facts = {fact: row[fact] for fact in STEP_FACTS if is_step and math.isfinite(row[fact])}
+    room = -slices["start"].diff(-1)
+    took = slices["took"].where(~(slices["took"] > room), room)
+    is_step = lane == STEP_LANE
+    for row in slices.assign(took=took).to_dict("records"):
+        variant = str(row["key"]).partition("/")[2]
+        args: dict[str, Any] = {"step": int(row["step"])}
+        if variant:
+            args["variant"] = variant
+        if is_step:
+            name = f"{variant} step {row['step']}".strip()
+            args |= {fact: row[fact] for fact in STEP_FACTS if math.isfinite(row[fact])}
+        else:
+            name = phases.find_phase(row["phase"]).label
         yield {
-            "name": f"{variant} {name}".strip() if is_step else name,
+            "name": name,
             "cat": "step" if is_step else "phase",
             "ph": "X",
             "pid": int(row["rank"]),
             "tid": lane,
             "ts": row["start"] / 1e3,
             "dur": row["took"] / 1e3,
-            "args": {"step": int(row["step"]), **({"variant": variant} if variant else {}), **facts},
+            "args": args,
         }

@@ -24,17 +24,33 @@ from experiments.figures.benchmark.rules import OWN, digest, rules
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
+AGREEMENT_COLUMNS = {  # of `compare_measurements`: the title and the unit of each
+    "link": ("link", ""),
+    "cells": ("cells", ""),
+    "reached": ("that reach the target", ""),
+    "tau": ("Kendall's tau", ""),
+    "reached_tau": ("of those that reach it", ""),
+    "steps_tau": ("of steps", ""),
+    "contained": ("times as soon contain each other", "%"),
+    "same_word": ("same word", "%"),
+    "steps_contained": ("step ratios of all contain each other", "%"),
+    "repeated": ("and of one distribution", "%"),
+}
 
 
 def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
-    """The benchmark's pages, to read in a browser: from entries' files; needs no torch (make benchmark).
+    """Write the benchmark's pages from entries' files, to read in a browser: `make benchmark`.
+
+    Writing the pages needs no torch.
 
     Args:
-        profile: the tier; those of two tiers are never in one table.
-        against: a folder with files of another day's entries: no pages, but how alike both are.
+        profile: the tier; entries of two tiers are never in one table.
+        against: a folder with files of another day's entries; then no pages are written, but the agreement of
+            both days is shown.
     """
-    tier, folders = rules().tier(profile), ResultFolders()
-    entered, notes = by_todays_rules(folders, profile)
+    tier = rules().tier(profile)
+    folders = ResultFolders()
+    entries, notes = by_todays_rules(folders, profile)
     base = baseline(folders, profile)
     if base is None:
         raise ValueError(
@@ -43,25 +59,36 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         )
     for note in notes:
         say(note)
-    aims, found = targets_of(profile, base), list[Cell]()
-    for each in [*entered]:
+    targets = targets_of(profile, base)
+    cells = list[Cell]()
+    for entry in [*entries]:
         try:
-            found += evaluate_entry(each, base, aims)
-        except (KeyError, IndexError, TypeError, ValueError) as error:  # of what somebody's file may say
-            entered.remove(each)
-            notes.append(f"{each.path.name} is damaged: {type(error).__name__}: {error}")
+            cells += evaluate_entry(entry, base, targets)
+        except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody's file may say anything
+            entries.remove(entry)
+            notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
     if against is not None:
-        return _compare(found, Path(against), profile, base)
+        other_entries, notes = read_entries([Path(against)], profile, digest(profile))
+        for note in notes:
+            say(note)
+        other_cells = [cell for entry in other_entries for cell in evaluate_entry(entry, base, targets)]
+        if not other_cells:
+            raise ValueError(f"{against} has no entries of tier {profile}")
+        print_table(make_agreement_table(cells, other_cells))
+        return 0
+    with (folders.shipped / "verdicts.csv").open(newline="") as file:
+        verdict_by_claim = {row["id"]: row for row in csv.DictReader(file)}
+    composed_times = [time for entry in entries for time in compare_composed_times(entry, cells)]
     content = site.BenchmarkContent(
         profile,
         rules().version,
-        entered,
-        found,
-        [site.LinkDescription(name, _about(name), _found(found, name)) for name in tier.links],
+        entries,
+        cells,
+        [site.LinkDescription(name, _read_comment(name), _describe_link(cells, name)) for name in tier.links],
         [site.TaskDescription(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
-        {each.statement.name: [*_claimed(each, folders)] for each in entered},
-        _checked([one for each in entered for one in compare_composed_times(each, found)]),
+        {entry.statement.name: [*_claim_rows(entry, verdict_by_claim)] for entry in entries},
+        _describe_composing(composed_times),
         RULES.read_text(),
         notes,
     )
@@ -69,82 +96,57 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     return 0
 
 
-def _compare(found: Sequence[Cell], folder: Path, tier: str, base: EntryFile) -> int:
-    """How alike these cells and those of another folder are, by link."""
-    others, notes = read_entries([folder], tier, digest(tier))
-    for note in notes:
-        say(note)
-    aims = targets_of(tier, base)
-    theirs = [cell for each in others for cell in evaluate_entry(each, base, aims)]
-    if not theirs:
-        raise ValueError(f"{folder} has no entries of tier {tier}")
-    rows = compare_measurements(found, theirs)
-    print_table(
-        Table.from_rows(
-            "Two measurements",
-            [
-                {
-                    "link": row.link, "cells": row.cells, "that reach the target": row.reached,
-                    "Kendall's tau": row.tau, "of those that reach it": row.reached_tau,
-                    "of steps": row.steps_tau,
-                    "times as soon contain each other": 100 * row.contained,
-                    "same word": 100 * row.same_word,
-                    "step ratios of all contain each other": 100 * row.steps_contained,
-                    "and of one distribution": 100 * row.repeated,
-                }
-                for row in rows
-            ],
-            dict.fromkeys(
-                ("times as soon contain each other", "same word", "step ratios of all contain each other",
-                 "and of one distribution"), "%"
-            ),
-        )
-    )  # fmt: skip
-    return 0
+def make_agreement_table(cells: Sequence[Cell], other_cells: Sequence[Cell]) -> Table:
+    """Return a table of the agreement of two measurements, by link."""
+    rows = [
+        {
+            title: 100 * getattr(row, name) if unit == "%" else getattr(row, name)
+            for name, (title, unit) in AGREEMENT_COLUMNS.items()
+        }
+        for row in compare_measurements(cells, other_cells)
+    ]
+    units = {title: unit for title, unit in AGREEMENT_COLUMNS.values() if unit}
+    return Table.from_rows("Two measurements", rows, units)
 
 
-def _checked(found: Sequence[ComposedTime]) -> str:
-    """What composing times is worth, by the trainings that were made in real time."""
-    if not found:
+def _describe_composing(composed_times: Sequence[ComposedTime]) -> str:
+    """Return the errors of composed times, by the trainings that were made in real time as a whole."""
+    if not composed_times:
         return ""
-    each = captions.join_words(
-        f"{format_brief(one.error_percent, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
-        f"{format_brief(one.real_min)} minutes, {format_brief(one.composed_min)} composed)"
-        for one in found
+    errors = captions.join_words(
+        f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, {time.link}: "
+        f"{format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
+        for time in composed_times
     )
-    return f"Times are composed. Trainings in real time as a whole were off by {each}."
+    return f"Times are composed. Trainings in real time as a whole were off by {errors}."
 
 
-def _about(link: str) -> str:
-    """What a link's file says of it."""
+def _read_comment(link: str) -> str:
+    """Return the comment at the beginning of a link's file."""
     return "The cluster's own link." if link == OWN else choices.describe_option("link", link)
 
 
-def _found(found: Sequence[Cell], link: str) -> str:
-    """What probes found of it, all launches together."""
-    own = pd.DataFrame([cell for cell in found if cell.link == link])
+def _describe_link(cells: Sequence[Cell], link: str) -> str:
+    """Return the rates and delays of a link that probes found in all launches."""
+    own = pd.DataFrame([cell for cell in cells if cell.link == link])
     if not len(own) or not own["launches"].any():
         return "Not measured yet."
     if own["simulated"].any():
         return "Simulated: times of exchanges are a model's."
     if own["gbit_s"].isna().all():
         return ""
-    rates = [format_brief(getattr(own["gbit_s"], which)()) for which in ("min", "max")]
-    rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
+    limits = [format_brief(own["gbit_s"].min()), format_brief(own["gbit_s"].max())]
     delays = own["delay_ms"].dropna()
     delay = f"; {format_brief(delays.median())} ms one way, found alone" if len(delays) else ""
+    rate = " to ".join(dict.fromkeys(limits))
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."
 
 
-def _claimed(each: EntryFile, folders: ResultFolders) -> Iterator[site.ClaimRow]:
-    """The claims of its paper that are shipped with a verdict."""
-    rows = _verdicts(folders.shipped / "verdicts.csv")
-    for name in each.statement.claims:
-        if (row := rows.get(name)) is not None:
+def _claim_rows(
+    entry: EntryFile, verdict_by_claim: Mapping[str, Mapping[str, str]]
+) -> Iterator[site.ClaimRow]:
+    """Yield the claims of an entry's paper that are shipped with a verdict."""
+    for claim in entry.statement.claims:
+        if (row := verdict_by_claim.get(claim)) is not None:
             ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
             yield site.ClaimRow(row["claim"], row["paper"], ours, row["verdict"])
-
-
-def _verdicts(path: Path) -> Mapping[str, Mapping[str, str]]:
-    with path.open(newline="") as file:
-        return {row["id"]: row for row in csv.DictReader(file)}

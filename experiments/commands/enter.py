@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pandas as pd
@@ -48,7 +49,9 @@ from slurm.emulated import network
 
 GROUP = "here"
 TIER = "laptop"
-LISTED = 12  # cells that are shown
+MAX_SHOWN_CELLS = 12  # of an entry
+EntriesByName = Mapping[str, Entering]
+SettingsByTask = Mapping[str, BestSettings]
 
 
 def enter(
@@ -63,55 +66,62 @@ def enter(
 ) -> int:
     """Enter a method into the benchmark with rules: laws, tuning, trainings, times, and a file to send.
 
-    It goes on where it was stopped, and from what entries' files hold: trainings of all files, times of
-    results/entries alone. docs/benchmark.md has the rules.
+    The command goes on where it was stopped, and from the records in entries' files: trainings of all files,
+    times of results/entries alone. docs/benchmark.md has the rules.
 
     Args:
-        words: entries, or a method of yours, with what of it stays fixed: mymethod method.density=0.01; a
-            name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
-        plan: say what it would take, and do nothing.
-        laws: check the laws, and no more.
+        words: entries, or a method of yours, with the settings that stay fixed: mymethod method.density=0.01;
+            method=NAME gives the entry a name of its own. profile=laptop is the tier. Without words, all
+            entries of the repository.
+        plan: show the work that is left and its hours, and do nothing.
+        laws: check the laws alone.
         train: measure no times, for which this machine must do nothing else: tune, train, and write the file
             with the times that there are. A later call goes on.
         since: measure again times that were begun before this date (2026-11-28), as on another day. Trainings
             would come out the same to the bit.
-        check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
+        check: check an entry's file that somebody else made: digests, rules, laws, and one of its trainings
+            again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
     folders = ResultFolders()
     if check is not None:
         if words:
             raise ValueError(f"--check takes a file, and nothing beside it: leave {words[0]} out")
-        return _check(Path(check), folders, draw)
+        return _check_file(Path(check), folders, draw)
     if draw is not None:
         raise ValueError("--draw is for --check FILE")
-    tier, entered = _asked(words)
-    laws = laws and not plan  # which does nothing, whatever else is asked
-    held = empty_frames() if laws else held_runs(folders, tier)
-    own = {each.name: Entering(each, tier, folders, held) for each in entered}
-    if laws:
-        for each in own.values():
-            print(f"{each.entry.name}: {format_count(len(_laws(each.entry, folders)), 'laws')}")
+    tier, entrants = _parse_entries(words)
+    if laws and not plan:
+        for entrant in entrants:
+            print(f"{entrant.name}: {format_count(len(check_laws_once(entrant, folders)), 'laws')}")
         return 0
-    stages = Stages(folders, _date(since), held)
+    held = held_runs(folders, tier)
+    entries = {entrant.name: Entering(entrant, tier, folders, held) for entrant in entrants}
+    stages = Stages(folders, _check_date(since), held)
+    base_file = None if BASELINE in entries else baseline(folders, tier)
     try:
         if plan:
-            for line in _plan(own, stages):
+            for line in _describe_plan(entries, base_file, stages):
                 print(line)
             return 0
-        first = _first(own, tier, folders)
-        found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
-        return _made(own, first, found, stages, train)
+        if base_file is None and BASELINE not in entries:
+            raise ValueError(
+                f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
+                f"`enter {BASELINE} profile={tier}`"
+            )
+        enter_all(entries, base_file, stages, train)
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
+    return 0
 
 
-def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
-    """The tier, and the entries that words name."""
+def _parse_entries(words: Sequence[str]) -> tuple[str, list[Entrant]]:
+    """Return the tier and the entries that words name."""
     names = [word for word in words if "=" not in word]
     settings = dict(Run.coerce([word for word in words if "=" in word]).settings)
     tier = str(settings.pop("profile", TIER))
-    if cluster := str(settings.pop("cluster", "")):
+    cluster = str(settings.pop("cluster", ""))
+    if cluster:
         tier += AT + cluster
     if rules().tier(tier).is_of_cluster and not isinstance(
         compose.resolve({"cluster": cluster}).cluster, SlurmCluster
@@ -125,8 +135,8 @@ def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     return tier, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
 
 
-def _date(since: str | None) -> str | None:
-    """A date that is asked for, if it is one."""
+def _check_date(since: str | None) -> str | None:
+    """Return a date as it was given; refuse other texts, and a date that is yet to come."""
     if since is None:
         return None
     try:
@@ -138,124 +148,134 @@ def _date(since: str | None) -> str | None:
     return day.isoformat()
 
 
-def _first(own: Mapping[str, Entering], tier: str, folders: ResultFolders) -> EntryFile | None:
-    """The baseline's file, which all are compared with; None where the baseline is among what is entered."""
-    if BASELINE in own:
-        return None
-    if (found := baseline(folders, tier)) is None:
-        raise ValueError(
-            f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
-            f"`enter {BASELINE} profile={tier}`"
-        )
-    return found
-
-
-def _laws(each: Entrant, folders: ResultFolders) -> list[Law]:
-    """The laws of an entry, as they were found with this code."""
-    kept = folders.records / "laws" / f"{each.name}.json"
-    made_from = hashlib.sha256(msgspec.json.encode([code_version.digest_by_source(), each])).hexdigest()
+def check_laws_once(entrant: Entrant, folders: ResultFolders) -> list[Law]:
+    """Return the laws of an entry; they are checked only if this code has not checked them before."""
+    path = folders.records / "laws" / f"{entrant.name}.json"
+    digest = hashlib.sha256(msgspec.json.encode([code_version.digest_by_source(), entrant])).hexdigest()
     try:
-        known = msgspec.json.decode(kept.read_bytes())
-        if known["made_from"] == made_from:
-            return msgspec.convert(known["laws"], list[Law])
+        stored = msgspec.json.decode(path.read_bytes())
+        if stored["made_from"] == digest:
+            return msgspec.convert(stored["laws"], list[Law])
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it can be made again
         pass
-    found = check_laws(each, say)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(msgspec.json.encode({"made_from": made_from, "laws": found}))
-    return found
+    laws = check_laws(entrant, say)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode({"made_from": digest, "laws": laws}))
+    return laws
 
 
-def _made(
-    own: Mapping[str, Entering],
-    first: EntryFile | None,
-    found: Mapping[str, list[Law]],
-    stages: Stages,
-    train: bool,
-) -> int:
-    """All stages, and what they came to; `train`: without times, but those that there are."""
-    for each in own.values():
-        if each.name != "smoke":  # which is for trying, and is not shown
-            each.check_trials()
+def enter_all(
+    entries: EntriesByName, base_file: EntryFile | None, stages: Stages, without_times: bool
+) -> None:
+    """Carry out all stages of these entries, write their files, and print their cells.
+
+    Args:
+        base_file: the baseline's entry, unless the baseline is among these entries.
+        without_times: measure no times, and take those that are recorded.
+    """
     folders = stages.folders
-    if not train:
-        _check_links(own)
-    stages.carry_out("trials", [config for each in own.values() for config in each.tuning()])
-    chosen = {name: each.chosen() for name, each in own.items()}
-    for name, of_tasks in chosen.items():
-        say(f"{name}: " + "; ".join(f"{task} {_settings(best)}" for task, best in of_tasks.items()))
-    trained = {name: each.training(chosen[name]) for name, each in own.items()}
-    stages.carry_out("trainings", [config for configs in trained.values() for config in configs])
-    turns, any_one = list[Entering](), next(iter(own.values()))
-    if first is None:
-        turns = [own[BASELINE], *(each for name, each in own.items() if name != BASELINE)]
-    else:
-        base = Entering(shipped()[BASELINE], any_one.name, folders)
-        turns = [base, *own.values()]
-        chosen[BASELINE] = _chosen_before(first)
-    launched = timed(turns, chosen) if len(turns) > 1 else []
-    whole = {name: [*each.whole(chosen[name]).values()] for name, each in own.items()}
-    every_whole = [one for configs in whole.values() for one in configs]
-    if not train:
-        stages.carry_out("launches", launched, in_real_time=True)
-        stages.carry_out("whole trainings in real time", every_whole, in_real_time=True)
-    launched = [config for config in launched if stages.is_made(config)]
-    frames = any_one.frames([run_id(config) for config in launched])  # read once for all
-    for name, each in own.items():
-        ended = [config for config in whole[name] if stages.is_made(config)]
-        said = statement(each, chosen[name], [*launched, *ended], found[name])
-        path = file_of(folders, each.name, name)
-        if path.exists() and (kept := _more_launches(read_entry(path).statement, said)):
+    laws = {name: check_laws_once(own.entry, folders) for name, own in entries.items()}
+    for own in entries.values():
+        if own.name != "smoke":  # which is for trying, and is not shown
+            own.check_trials()
+    any_entry = next(iter(entries.values()))
+    if not without_times:
+        _check_links(any_entry)
+    stages.carry_out("trials", [config for own in entries.values() for config in own.tuning()])
+    chosen = {name: own.chosen() for name, own in entries.items()}
+    for name, settings_by_task in chosen.items():
+        texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
+        say(f"{name}: {'; '.join(texts)}")
+    configs = _plan_after_trials(entries, chosen, base_file)
+    stages.carry_out("trainings", [config for own in configs.trainings.values() for config in own])
+    if not without_times:
+        whole = [config for own in configs.whole.values() for config in own]
+        stages.carry_out("launches", configs.launches, in_real_time=True)
+        stages.carry_out("whole trainings in real time", whole, in_real_time=True)
+    launches = [config for config in configs.launches if stages.is_recorded(config)]
+    launch_frames = any_entry.frames([run_id(config) for config in launches])  # read once for all
+    for name, own in entries.items():
+        ended = [config for config in configs.whole[name] if stages.is_recorded(config)]
+        new_statement = statement(own, chosen[name], [*launches, *ended], laws[name])
+        path = file_of(folders, own.name, name)
+        if path.exists() and (kept := _count_more_launches(read_entry(path).statement, new_statement)):
             say(f"{name}: {path.name} stays as it is, for it has {format_count(kept, 'launches')}")
             continue
-        print(pack(each, said, [*each.tuning(), *trained[name], *ended], frames))
-    _show([read_entry(file_of(folders, each.name, name)) for name, each in own.items()], first)
-    return 0
+        print(pack(own, new_statement, [*own.tuning(), *configs.trainings[name], *ended], launch_frames))
+    files = [read_entry(file_of(folders, own.name, name)) for name, own in entries.items()]
+    _print_cells(files, base_file or next(file for file in files if file.statement.name == BASELINE))
 
 
-def _chosen_before(first: EntryFile) -> dict[str, BestSettings]:
-    """The best settings of an entry that is there, by task."""
-    return {name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()}
+class ConfigsAfterTrials(NamedTuple):
+    """The runs of all stages that follow the trials."""
+
+    trainings: dict[str, list[Config]]  # by the name of the entry
+    launches: list[Config]
+    whole: dict[str, list[Config]]  # trainings in real time as a whole, by the name of the entry
 
 
-def _more_launches(before: EntryStatement, now: EntryStatement) -> int:
-    """How many launches a file has, if by the same rules and code and more than would be there now, as where
-    others took turns in them; else 0.
+def _plan_after_trials(
+    entries: EntriesByName, chosen: Mapping[str, SettingsByTask], base_file: EntryFile | None
+) -> ConfigsAfterTrials:
+    """Return the runs that follow the trials; the baseline takes turns with all entries.
+
+    Args:
+        chosen: the best settings by the names of the entries.
+        base_file: tells the baseline's settings, unless the baseline is among these entries.
     """
-    had, has = (
+    any_entry = next(iter(entries.values()))
+    base = entries.get(BASELINE) or Entering(shipped()[BASELINE], any_entry.name, any_entry.folders)
+    plain = {task: BestSettings(1.0, {}) for task in base.tier.tasks}
+    filed = base_file.statement.tasks.items() if base_file else ()
+    base_settings = {task: BestSettings(said.lr, dict(said.searched)) for task, said in filed} or plain
+    settings = {BASELINE: base_settings, **chosen}
+    others = [own for name, own in entries.items() if name != BASELINE]
+    return ConfigsAfterTrials(
+        {name: own.training(settings[name]) for name, own in entries.items()},
+        timed([base, *others], settings) if others else [],
+        {name: [*own.whole(settings[name]).values()] for name, own in entries.items()},
+    )
+
+
+def _count_more_launches(before: EntryStatement, now: EntryStatement) -> int:
+    """Return the launches of a file by the same rules and code, if they are more than those of now; else 0.
+
+    There are more where others took turns in them.
+    """
+    num_before, num_now = (
         sum(
             len(keys)
             for task in said.tasks.values()
-            for own in task.launches.values()
-            for keys in own.values()
+            for keys_by_link in task.launches.values()
+            for keys in keys_by_link.values()
         )
         for said in (before, now)
     )
-    return had if had > has and (before.rules, before.code) == (now.rules, now.code) else 0
+    is_same_code = (before.rules, before.code) == (now.rules, now.code)
+    return num_before if is_same_code and num_before > num_now else 0
 
 
-def _check_links(own: Mapping[str, Entering]) -> None:
-    """Refuse what launches would be refused for, before hours of trainings: links that can't be made here."""
-    first = next(iter(own.values()))
-    plain = {name: BestSettings(1.0, {}) for name in first.tier.tasks}
-    base, other = (Entering(shipped()[name], first.name, first.folders) for name in (BASELINE, "topk"))
+def _check_links(entering: Entering) -> None:
+    """Refuse links that this machine can't make: launches would be refused after hours of trainings."""
+    plain = {name: BestSettings(1.0, {}) for name in entering.tier.tasks}
+    base, other = (Entering(shipped()[name], entering.name, entering.folders) for name in (BASELINE, "topk"))
     launches = timed([base, other], {BASELINE: plain, "topk": plain})
-    for config in launches[: len(first.tier.links)]:
-        if asked := emulation_request(PlannedRun(config, None)):
-            network.check_emulation(*asked)
+    for config in launches[: len(entering.tier.links)]:
+        if request := emulation_request(PlannedRun(config, None)):
+            network.check_emulation(*request)
 
 
-def _settings(best: BestSettings) -> str:
+def _describe_settings(best: BestSettings) -> str:
     values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
     return f"lr={format_brief(best.lr)}{values}"
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What is made, unless it was.
+    """Stages of an entry, whose runs are made unless they are recorded.
 
     Args:
-        since: a date; what is in real time and was begun before is made again.
+        since: a date; runs in real time that were begun before are made again.
         held: records of entries' files.
     """
 
@@ -263,18 +283,17 @@ class Stages:
     since: str | None = None
     held: Frames = field(default_factory=empty_frames)
 
-    def carry_out(self, what: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
-        """Make what is missing of a stage."""
-        if not configs:
-            return
-        todo = self.left(configs, in_real_time)
-        say(f"{what}: {len(configs)}, {len(todo)} to make")
-        with exit_on_failed_run():
-            execute_runs(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
+    def carry_out(self, title: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
+        """Make the missing runs of a stage."""
+        if configs:
+            todo = self.find_missing(configs, in_real_time)
+            say(f"{title}: {len(configs)}, {len(todo)} to make")
+            _execute(todo, self.folders, f"enter-{title.partition(' ')[0]}", ["enter"])
 
-    def left(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
-        """What of a stage is not made, or is to be made again."""
-        planned, since = plan_runs(configs, say), self.since if in_real_time else None
+    def find_missing(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
+        """Return the runs of a stage that are not recorded, then those that are to be made again."""
+        planned = plan_runs(configs, say)
+        since = self.since if in_real_time else None
         todo = [
             run
             for run in find_unmeasured_runs(planned, self.folders, say)
@@ -282,118 +301,112 @@ class Stages:
         ]
         return todo + [run for run in planned if run not in todo and self._is_stale(run.config, since)]
 
-    def is_made(self, config: Config) -> bool:
-        """Tell whether there is a record of it."""
+    def is_recorded(self, config: Config) -> bool:
+        """Tell whether this checkout or an entry's file has a record of a run."""
         return self.folders.store.find_valid(config) is not None or self._is_held(config, None)
 
     def _is_held(self, config: Config, since: str | None) -> bool:
-        """Tell whether an entry's file has it, begun on this date or later."""
+        """Tell whether an entry's file has a run that was begun on this date or later."""
         key = run_key(config)
-        wanted = {f"{key}/{each.name}" for each in config.variants} or {key}
-        rows = self.held.runs[self.held.runs["key"].isin(wanted)]
-        return len(rows) == len(wanted) and (since is None or bool((rows["started"] >= since).all()))
+        keys = {f"{key}/{variant.name}" for variant in config.variants} or {key}
+        rows = self.held.runs[self.held.runs["key"].isin(keys)]
+        return len(rows) == len(keys) and (since is None or bool((rows["started"] >= since).all()))
 
     def _is_stale(self, config: Config, since: str | None) -> bool:
         """Tell whether a run was begun before a date, or with other files of its methods."""
         attempt = self.folders.store.find_valid(config)
         if attempt is None:
             return False
-        methods = {config.method.name, *(each.config.method.name for each in config.variants)}
+        methods = {config.method.name, *(variant.config.method.name for variant in config.variants)}
         files = {f"{FOLDER}/{path.name}" for name in methods for path in files_of(name)}
-        began = str(attempt.manifest.get("started", ""))
-        return bool(since and began < since) or bool(files & {*changed_code_files(attempt)})
+        started = str(attempt.manifest.get("started", ""))
+        return bool(since and started < since) or bool(files & {*changed_code_files(attempt)})
 
 
-def _show(entered: Sequence[EntryFile], first: EntryFile | None) -> None:
-    """The cells of what was entered."""
-    base = first or next(each for each in entered if each.statement.name == BASELINE)
-    aims = targets_of(base.statement.tier, base)
-    for each in entered:
-        found = evaluate_entry(each, base, aims)
-        for cell in found[:LISTED]:
-            print("  " + sentence(cell))
-        if len(found) > LISTED:
-            print(f"  ... and {len(found) - LISTED} more: `make benchmark` shows all")
+def _execute(runs: Sequence[PlannedRun], folders: ResultFolders, name: str, words: Sequence[str]) -> None:
+    with exit_on_failed_run():
+        execute_runs(runs, folders, name, words, force=True)
 
 
-def sentence(cell: Cell) -> str:
-    """A cell in a line."""
-    is_late = cell.word == "misses the target"
-    gain = (
-        f": {format_with_interval(cell.speedup)} times as soon as {BASELINE}"
-        if cell.speedup and not is_late
-        else ""
-    )
-    where = f"{cell.task}, {cell.workers} workers, {cell.link}"
-    reached = (
-        f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)"
-        if cell.seeds_at_target < cell.seeds
-        else ""
-    )
-    return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"
+def _print_cells(entries: Sequence[EntryFile], base: EntryFile) -> None:
+    """Print the first cells of each entry."""
+    targets = targets_of(base.statement.tier, base)
+    for entry_file in entries:
+        cells = evaluate_entry(entry_file, base, targets)
+        for cell in cells[:MAX_SHOWN_CELLS]:
+            print(f"  {describe_cell(cell)}")
+        if len(cells) > MAX_SHOWN_CELLS:
+            print(f"  ... and {len(cells) - MAX_SHOWN_CELLS} more: `make benchmark` shows all")
 
 
-def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
-    """What is left to do of each stage, and its hours. Settings that tuning chooses change no duration."""
-    folders, tier = stages.folders, next(iter(own.values())).name
+def describe_cell(cell: Cell) -> str:
+    """Return a cell of the benchmark in a line."""
+    text = f"{cell.entry} on {cell.task}, {cell.workers} workers, {cell.link}: {cell.word}"
+    if cell.speedup and cell.word != "misses the target":
+        text += f": {format_with_interval(cell.speedup)} times as soon as {BASELINE}"
+    if cell.seeds_at_target < cell.seeds:
+        text += f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)"
+    return text
+
+
+def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: Stages) -> Iterator[str]:
+    """Yield the work that is left of each stage, and its hours.
+
+    The durations do not depend on the settings that tuning chooses.
+    """
+    folders = stages.folders
     chosen = {
-        name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(each.trials)}
-        if stages.left(each.tuning())
-        else each.chosen()
-        for name, each in own.items()
+        name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(own.trials)}
+        if stages.find_missing(own.tuning())
+        else own.chosen()
+        for name, own in entries.items()
     }
-    base = own.get(BASELINE) or Entering(shipped()[BASELINE], tier, folders)
-    if BASELINE not in own:
-        first = baseline(folders, tier)
-        chosen[BASELINE] = (
-            _chosen_before(first) if first else {name: BestSettings(1.0, {}) for name in base.tier.tasks}
-        )
-    others = [each for name, each in own.items() if name != BASELINE]
-    of_stages = {
-        "trials": [config for each in own.values() for config in each.tuning()],
-        "trainings": [config for name, each in own.items() for config in each.training(chosen[name])],
-        "launches": timed([base, *others], chosen) if others else [],
-        "whole trainings": [one for name, each in own.items() for one in each.whole(chosen[name]).values()],
+    configs = _plan_after_trials(entries, chosen, base_file)
+    configs_by_stage = {
+        "trials": [config for own in entries.values() for config in own.tuning()],
+        "trainings": [config for own in configs.trainings.values() for config in own],
+        "launches": configs.launches,
+        "whole trainings": [config for own in configs.whole.values() for config in own],
     }
-    entered, _ = by_todays_rules(folders, tier)
-    known = [load_runs(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
-    took = DurationModel(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), usable_cores()))
-    hours, unknown = 0.0, 0
-    for what, configs in of_stages.items():
-        virtual = what in ("trials", "trainings")
-        todo = [run.config for run in stages.left(configs, in_real_time=not virtual)] if configs else []
-        seconds = [each.seconds for config in todo if (each := took.estimate(config))]
-        none, at_once = len(todo) - len(seconds), usable_cores() if virtual else 1
-        hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
-        told = [f"{len(todo)} to make"] if len(todo) < len(configs) else []
-        told += [f"{format_brief(sum(seconds) / at_once / 60)} min expected"] if seconds else []
-        told += [f"{none} of unknown length"] if none else []
-        yield f"{what}: {', '.join([str(len(configs)), *told])}"
-    how = ", besides the start of each run"
-    if unknown:
-        how += f", and {format_count(unknown, 'runs')} of unknown length: nothing like them was made yet"
-    yield (
-        f"{format_brief(hours)} h on {format_count(usable_cores(), 'cores')}, while nothing "
-        f"else computes here{how}"
-    )
+    filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
+    recorded = [load_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
+    all_runs = pd.concat(recorded, ignore_index=True).copy()
+    model = DurationModel(all_runs, Machine(cpu_model(), usable_cores()))
+    total_s = 0.0
+    total_unknown = 0
+    for stage, stage_configs in configs_by_stage.items():
+        is_virtual = stage in ("trials", "trainings")
+        todo = stages.find_missing(stage_configs, not is_virtual) if stage_configs else []
+        estimates = [model.estimate(run.config) for run in todo]
+        run_s = [estimate.seconds for estimate in estimates if estimate]
+        stage_s = sum(run_s) / (usable_cores() if is_virtual else 1)
+        num_unknown = len(todo) - len(run_s)
+        total_s += stage_s
+        total_unknown += num_unknown
+        parts = [str(len(stage_configs))]
+        parts += [f"{len(todo)} to make"] if len(todo) < len(stage_configs) else []
+        parts += [f"{format_brief(stage_s / 60)} min expected"] if run_s else []
+        parts += [f"{num_unknown} of unknown length"] if num_unknown else []
+        yield f"{stage}: {', '.join(parts)}"
+    besides = ", besides the start of each run"
+    if total_unknown:
+        runs = format_count(total_unknown, "runs")
+        besides += f", and {runs} of unknown length: nothing like them was made yet"
+    cores = format_count(usable_cores(), "cores")
+    yield f"{format_brief(total_s / 3600)} h on {cores}, while nothing else computes here{besides}"
 
 
-def _check(path: Path, folders: ResultFolders, draw: int | None) -> int:
-    """Somebody else's file."""
+def _check_file(path: Path, folders: ResultFolders, draw: int | None) -> int:
+    """Check an entry's file that somebody else made, and return the exit code."""
     if not path.is_file():
         raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
-    faults, done = list[str](), list[str]()
-    for line in checking.check(path, folders, draw, _carry_one(folders)):
-        (faults if line.is_fault else done).append(line.text)
-        print(("✗ " if line.is_fault else "✓ ") + line.text, flush=True)
-    print(f"{path.name}: {'refused' if faults else 'as the rules ask'}")
-    return 1 if faults else 0
 
+    def carry_out(configs: Sequence[Config]) -> None:
+        _execute(plan_runs(configs, say), folders, "enter-check", ["enter", "--check"])
 
-def _carry_one(folders: ResultFolders) -> checking.CarryOut:
-    def carry(configs: Sequence[Config]) -> None:
-        planned = plan_runs(configs, say)
-        with exit_on_failed_run():
-            execute_runs(planned, folders, "enter-check", ["enter", "--check"], force=True)
-
-    return carry
+    has_faults = False
+    for line in checking.check(path, folders, draw, carry_out):
+        has_faults |= line.is_fault
+        print(f"{'✗' if line.is_fault else '✓'} {line.text}", flush=True)
+    print(f"{path.name}: {'refused' if has_faults else 'as the rules ask'}")
+    return 1 if has_faults else 0

@@ -12,39 +12,46 @@ from analysis.records.frames import Frames
 from analysis.records.log import read_json_lines
 from experiments import figures
 from experiments.commands._messages import iterate_with_progress
-from experiments.commands.collect import index_of
+from experiments.commands.collect import read_index
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
 
 GROUP = "results"
-MOST_SHIPPED_MB = 50  # what everyone who clones the repository has to fetch
-AT_A_TIME = 100  # runs
+MAX_SHIPPED_MB = 50  # everyone who clones the repository fetches them
+BATCH_SIZE = 100  # runs
 
 
 def validate() -> int:
-    """Reads all that is stored, compares it with its digests and schemas, and says what is wrong (make
-    validate); then the exit code is 1.
+    """Compare all stored records with their digests and schemas: `make validate`.
 
-    Of shipped figures it also says which were drawn from runs that their item does not ask for any more.
+    The output lists what is wrong; then the exit code is 1. It also lists the shipped figures that are drawn
+    from runs for which their item does not ask any more.
     """
     folders = ResultFolders()
-    wrong = [*_own(folders), *_shipped(folders), *_published(), *_benchmarks(folders)]
-    for line in (*wrong, *map("for information: {}".format, outdated(folders))):
+    faults = [
+        *_check_own(folders),
+        *_check_shipped(folders),
+        *_check_published(),
+        *_check_benchmarks(folders),
+    ]
+    for line in (*faults, *map("for information: {}".format, find_outdated(folders))):
         print(line)
-    print(f"{len(wrong)} wrong" if wrong else "all records are as they were written")
-    return 1 if wrong else 0
+    print(f"{len(faults)} wrong" if faults else "all records are as they were written")
+    return 1 if faults else 0
 
 
-def _own(folders: ResultFolders) -> Iterator[str]:
-    """Runs and tables of this checkout. Some runs are read at a time: thousands need no more memory."""
+def _check_own(folders: ResultFolders) -> Iterator[str]:
+    """Yield faults of this checkout's runs and tables; runs are read in batches, which bounds the memory."""
     runs = folders.store.run_ids()
-    for first in iterate_with_progress(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
-        yield from load_newest(folders.store, runs[first : first + AT_A_TIME]).notes
-    yield from _tables(folders.records, parquet.raise_fault)
+    for first in iterate_with_progress(range(0, len(runs), BATCH_SIZE), f"times {BATCH_SIZE} runs"):
+        yield from load_newest(folders.store, runs[first : first + BATCH_SIZE]).notes
+    yield from _check_tables(folders.records, parquet.raise_fault)
     print(f"{len(runs)} runs in {folders.store.root}")
 
 
-def _tables(folder: Path, on_fault: Callable[[DamagedFileError], object] | None = None) -> Iterator[str]:
+def _check_tables(
+    folder: Path, on_fault: Callable[[DamagedFileError], object] | None = None
+) -> Iterator[str]:
     for name in Frames._fields:
         try:
             parquet.read_parquet(folder, [name], on_fault)
@@ -52,61 +59,65 @@ def _tables(folder: Path, on_fault: Callable[[DamagedFileError], object] | None 
             yield str(damage)
 
 
-def _shipped(folders: ResultFolders) -> Iterator[str]:
-    broken = list(_tables(folders.shipped))
-    yield from broken
-    there = set() if broken else set(parquet.read_parquet(folders.shipped, ["runs"]).runs["run_id"])
-    indexes = _indexes(folders)
-    for path in indexes:
+def _check_shipped(folders: ResultFolders) -> Iterator[str]:
+    table_faults = list(_check_tables(folders.shipped))
+    yield from table_faults
+    shipped = set[str]()
+    if not table_faults:
+        shipped = set(parquet.read_parquet(folders.shipped, ["runs"]).runs["run_id"])
+    paths = _index_paths(folders)
+    for path in paths:
         try:
-            missing = set(index_of(path)) - there
+            absent = set(read_index(path)) - shipped
         except DamagedFileError as damage:
             yield str(damage)
             continue
-        if missing and not broken:
-            yield f"{path.stem} is shipped without {len(missing)} of its runs: {min(missing)}"
+        if absent and not table_faults:
+            yield f"{path.stem} is shipped without {len(absent)} of its runs: {min(absent)}"
     size_mb = sum(path.stat().st_size for path in folders.shipped.rglob("*") if path.is_file()) / 1e6
-    if size_mb > MOST_SHIPPED_MB:
-        yield f"{folders.shipped} has {size_mb:.0f} MB, more than {MOST_SHIPPED_MB}"
-    print(f"{len(there)} runs and {len(indexes)} figures of them, {size_mb:.0f} MB, in {folders.shipped}")
+    if size_mb > MAX_SHIPPED_MB:
+        yield f"{folders.shipped} has {size_mb:.0f} MB, more than {MAX_SHIPPED_MB}"
+    print(f"{len(shipped)} runs and {len(paths)} figures of them, {size_mb:.0f} MB, in {folders.shipped}")
 
 
-def outdated(folders: ResultFolders) -> Iterator[str]:
-    """A line on each shipped figure with runs that its item has not planned."""
-    for path in iterate_with_progress(_indexes(folders), "shipped figures"):
-        name, _, profile = path.stem.rpartition("-")
+def find_outdated(folders: ResultFolders) -> Iterator[str]:
+    """Yield a line on each shipped figure that is drawn from runs that its item has not planned."""
+    for path in iterate_with_progress(_index_paths(folders), "shipped figures"):
+        prefix, _, profile = path.stem.rpartition("-")
         try:
-            item, drawn = figures.item_of_prefix(name), set(index_of(path))
+            figure_item = figures.item_of_prefix(prefix)
+            drawn_runs = set(read_index(path))
         except (DamagedFileError, ValueError):
             continue
-        figure = figures.load(item)
+        figure = figures.load(figure_item)
         configs = [*required_configs(figure, profile), *additional_configs(figure, profile)]
-        if stale := drawn - set(map(run_id, configs)):
+        if stale := drawn_runs - set(map(run_id, configs)):
             yield (
-                f"{path.stem} is drawn from {len(stale)} runs that {item} does not ask for any more; "
-                f"`reproduce {item} profile={profile}` and `collect --ship` replace them"
+                f"{path.stem} is drawn from {len(stale)} runs that {figure_item} does not ask for any more; "
+                f"`reproduce {figure_item} profile={profile}` and `collect --ship` replace them"
             )
 
 
-def _indexes(folders: ResultFolders) -> list[Path]:
+def _index_paths(folders: ResultFolders) -> list[Path]:
+    """Return the files that list the runs of each shipped figure."""
     return sorted((folders.shipped / "figures").glob("*.json"))
 
 
-def _published() -> Iterator[str]:
+def _check_published() -> Iterator[str]:
     try:
-        read = tables.read_tables(tables.FOLDER)
-        print(f"{sum(map(len, read))} rows of published facts in {tables.FOLDER}")
+        published = tables.read_tables(tables.FOLDER)
+        print(f"{sum(map(len, published))} rows of published facts in {tables.FOLDER}")
     except DamagedFileError as damage:
         yield str(damage)
 
 
-def _benchmarks(folders: ResultFolders) -> Iterator[str]:
+def _check_benchmarks(folders: ResultFolders) -> Iterator[str]:
     for folder in (folders.results / "bench", folders.shipped / "bench"):
         for path in sorted(folder.glob("*.jsonl")):
             try:
-                _, others = read_json_lines(path)
+                _, num_bad_lines = read_json_lines(path)
             except DamagedFileError as damage:
                 yield str(damage)
             else:
-                if others:
-                    yield f"{path} has {others} lines that are no records"
+                if num_bad_lines:
+                    yield f"{path} has {num_bad_lines} lines that are no records"

@@ -17,14 +17,13 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted, papers
-from experiments.figures._predicted import LocalWork
 from experiments.figures._runs import TIMED, with_density
 from sparsify import cost
 
 _DATA = papers.item("zhang.stable-throughput")
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     """A model of the slides, and the small one that stands for it."""
 
     small: str
@@ -33,12 +32,17 @@ class Family(NamedTuple):
 
     @property
     def hours(self) -> Mapping[str, float]:
-        """Hours of its training, as published, by method."""
-        found: Mapping[str, float] = papers.value(f"zhang.hours.{self.large}")
-        return found
+        """Published hours of its training, by method."""
+        hours: Mapping[str, float] = papers.value(f"zhang.hours.{self.large}")
+        return hours
+
+    def published_speedup(self, method: str) -> float | None:
+        """Return the hours of dense training over those of the method."""
+        hours = self.hours.get(method)
+        return self.hours["dense"] / hours if hours and method != "dense" else None
 
 
-FAMILIES = {task: Family(**own) for task, own in _DATA["families"].items()}
+FAMILIES = {task: ModelFamily(**entry) for task, entry in _DATA["families"].items()}
 LOOKS = {name: style.method_style(name) for name in ("dense", "topk", "oktopk")}
 LOOKS["stable_topk"] = style.MethodStyle("Stable Top-K", "#E69F00", "D", "xx")
 UNNAMED = {name: look._replace(label="") for name, look in LOOKS.items()}
@@ -48,79 +52,68 @@ SMALL_BLOCK, BLOCK = 100, 10_000
 WORKERS = 16  # that exchange in the prediction
 LINKS = {"10 Gbit/s": _predicted.ethernet(10), "100 Gbit/s": _predicted.ethernet(100)}
 DASHES = dict(zip(LINKS, ("-", "--"), strict=True))
-COMPUTING = np.geomspace(0.03, 30, 61)  # seconds of a step
+COMPUTING_S = np.geomspace(0.03, 30, 61)  # seconds of a step
 
 
-def methods(density: float, block: int) -> dict[str, RunSettings]:
-    """The settings of each method."""
-    own: dict[str, RunSettings] = {name: {"method": name} for name in LOOKS}
-    own["stable_topk"] = {**own["stable_topk"], "method.block": block, "method.every": EVERY}
-    return with_density(own, density)
+def method_settings(density: float, block: int) -> dict[str, RunSettings]:
+    """Return the settings of each method."""
+    settings: dict[str, RunSettings] = {name: {"method": name} for name in LOOKS}
+    settings["stable_topk"] = {"method": "stable_topk", "method.block": block, "method.every": EVERY}
+    return with_density(settings, density)
 
 
-def run(profile: str) -> Run:
-    """The run in which all methods select from a vector in turns."""
-    variants = methods(LARGE_DENSITY, BLOCK if profile != "smoke" else SMALL_BLOCK)
+def selection_run(profile: str) -> Run:
+    """Return the run in which all methods select from a vector in turns."""
+    variants = method_settings(LARGE_DENSITY, BLOCK if profile != "smoke" else SMALL_BLOCK)
     return Run(
         {**TIMED, "profile": profile, "task": "vector", "workers": 2, **_DATA["selecting"][profile]}, variants
     )
 
 
 @cache_by_frames
-def added(frames: Frames, elements: int) -> dict[str, LocalWork]:
-    """The work of each method, measured without a network, selecting scaled to so many elements."""
-    found = select_runs(frames, find_keys(frames, {"task.name": "vector"}))
-    parts = {method: _predicted.measured_work(found, method, elements) for method in LOOKS}
-    return {method: own for method, own in parts.items() if own is not None}
+def selection_s(frames: Frames, elements: int) -> dict[str, float]:
+    """Return the seconds of selecting by method, measured without a network, scaled to so many elements."""
+    vector = select_runs(frames, find_keys(frames, {"task.name": "vector"}))
+    works = {method: _predicted.measured_work(vector, method, elements) for method in LOOKS}
+    return {method: work.select_s for method, work in works.items() if work is not None}
 
 
-def added_s(parts: Mapping[str, LocalWork], method: str, elements: int, link: cost.Link) -> float:
-    """Seconds that a method adds to computing: selecting and exchanging."""
-    exchange = _predicted.exchange_s(method, elements, LARGE_DENSITY, WORKERS, link)
-    return parts[method].select_s + exchange
+def added_s(frames: Frames, method: str, elements: int, link: cost.Link) -> float:
+    """Return the seconds that a method adds to computing: selecting and exchanging."""
+    exchange_s = _predicted.exchange_s(method, elements, LARGE_DENSITY, WORKERS, link)
+    return selection_s(frames, elements)[method] + exchange_s
 
 
-def speedup(
-    parts: Mapping[str, LocalWork], method: str, elements: int, link: cost.Link, compute_s: np.ndarray
-) -> np.ndarray:
-    """(computing,) a dense step over one of this method, by the time that both compute."""
-    dense, own = (added_s(parts, each, elements, link) for each in ("dense", method))
-    ratios: np.ndarray = (compute_s + dense) / (compute_s + own)
-    return ratios
-
-
-def computing_for(ratio: float, dense_s: float, own_s: float) -> float | None:
-    """Seconds of computing at which the speed-up is this ratio; None where no computing gives it."""
+def computing_for_ratio(ratio: float, dense_s: float, own_s: float) -> float | None:
+    """Return the seconds of computing at which the speed-up is this ratio; None where there is none."""
     seconds = (dense_s - ratio * own_s) / (ratio - 1)
     return seconds if seconds > 0 else None
 
 
-def published(family: Family, method: str) -> float | None:
-    """Hours of dense training over those of the method."""
-    own = family.hours.get(method)
-    return family.hours["dense"] / own if own and method != "dense" else None
-
-
-def ratio(frames: Frames, family: Family) -> Estimate | None:
-    """Ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
-    parts, link = added(frames, family.elements), LINKS["10 Gbit/s"]
-    if not {"oktopk", "stable_topk"} <= set(parts):
+def oktopk_over_stable(frames: Frames, family: ModelFamily) -> Estimate | None:
+    """Return the ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
+    if not {"oktopk", "stable_topk"} <= set(selection_s(frames, family.elements)):
         return None
-    other, own = (added_s(parts, method, family.elements, link) for method in ("oktopk", "stable_topk"))
-    return Estimate(other / own)
+    oktopk_s, stable_s = (
+        added_s(frames, method, family.elements, LINKS["10 Gbit/s"]) for method in ("oktopk", "stable_topk")
+    )
+    return Estimate(oktopk_s / stable_s)
 
 
-def panel(frames: Frames) -> plots.Panel:
-    """Speed-ups over dense by the time of computing, of the first family."""
+def speedups_panel(frames: Frames) -> plots.Panel:
+    """Return speed-ups over dense by the time of computing, of the first family."""
     family = next(iter(FAMILIES.values()))
-    parts, lines = added(frames, family.elements), list[plots.Curve]()
-    for method in (each for each in parts if each != "dense"):
-        for link, joined in LINKS.items():
-            ratios = speedup(parts, method, family.elements, joined, COMPUTING)
-            how = {"linestyle": DASHES[link], "marker": ""}
-            lines.append(plots.Curve(UNNAMED[method], COMPUTING, ratios, how))
-        if hours := published(family, method):
-            lines.append(plots.Curve(UNNAMED[method], None, Estimate(hours), plots.PUBLISHED_LINE))
+    lines = []
+    for method in selection_s(frames, family.elements):
+        if method == "dense":
+            continue
+        for name, link in LINKS.items():
+            dense_s, own_s = (added_s(frames, other, family.elements, link) for other in ("dense", method))
+            ratios = (COMPUTING_S + dense_s) / (COMPUTING_S + own_s)
+            how = {"linestyle": DASHES[name], "marker": ""}
+            lines.append(plots.Curve(UNNAMED[method], COMPUTING_S, ratios, how))
+        if published := family.published_speedup(method):
+            lines.append(plots.Curve(UNNAMED[method], None, Estimate(published), plots.PUBLISHED_LINE))
     return plots.curves_panel(
         lines, log=(0.2, 0.5, 1, 2, 5, 10, 20, 50), xscale="log", xlabel="Computing in a step (s)",
         ylabel="Dense's step / own, simulated",
@@ -128,27 +121,26 @@ def panel(frames: Frames) -> plots.Panel:
     )  # fmt: skip
 
 
-def table(frames: Frames) -> Table:
+def large_models_table(frames: Frames) -> Table:
+    """Return what each method adds to computing, and the computing at which hours are as published."""
     rows = []
     for family in FAMILIES.values():
-        parts = added(frames, family.elements)
-        for method in parts:
-            hours = published(family, method)
-            for link, joined in LINKS.items():
-                dense, own = (added_s(parts, each, family.elements, joined) for each in ("dense", method))
+        for method, seconds in selection_s(frames, family.elements).items():
+            ratio = family.published_speedup(method)
+            for name, link in LINKS.items():
+                dense_s, own_s = (
+                    added_s(frames, other, family.elements, link) for other in ("dense", method)
+                )
                 rows.append({
                     "model": family.large,
                     "method": LOOKS[method].label,
-                    "link": link,
-                    "selecting": 1e3 * parts[method].select_s,
-                    "adds to computing": 1e3 * own,
-                    "published hours, dense / own": hours,
-                    "computing that gives this": computing_for(hours, dense, own) if hours else None,
+                    "link": name,
+                    "selecting": 1e3 * seconds,
+                    "adds to computing": 1e3 * own_s,
+                    "published hours, dense / own": ratio,
+                    "computing that gives this":
+                        computing_for_ratio(ratio, dense_s, own_s) if ratio else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    return Table.from_rows(
-        "Models as large as theirs, simulated",
-        rows,
-        units,
-        papers.words("zhang.stable-throughput.note"),
-    )
+    note = papers.words("zhang.stable-throughput.note")
+    return Table.from_rows("Models as large as theirs, simulated", rows, units, note)

@@ -17,13 +17,13 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, cache_by_frames
 from analysis.stats import Estimate, final_difference, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
+from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings, scale
 from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
@@ -50,7 +50,7 @@ UPDATED = style.MethodStyle("in the update", "#D55E00", "s", "")
 SPARSE: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
 
 
-class Tried(NamedTuple):
+class TriedMethod(NamedTuple):
     """A method as it is run here."""
 
     method: str
@@ -60,13 +60,13 @@ class Tried(NamedTuple):
     has_density: bool = True
 
     @property
-    def run(self) -> RunSettings:
-        """Its settings in a run, without the learning rate."""
+    def run_settings(self) -> RunSettings:
+        """Settings in a run, without the learning rate."""
         return {"method": self.method, **(SPARSE if self.has_density else {}), **self.settings}
 
 
 # By label.
-VARIANTS = {label: Tried(**own) for label, own in papers.item("survey.methods")["variants"].items()}
+VARIANTS = {label: TriedMethod(**entry) for label, entry in papers.item("survey.methods")["variants"].items()}
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.
 TRAINING: RunSettings = {
@@ -77,77 +77,79 @@ TRAINING: RunSettings = {
 
 
 def runs(profile: str) -> list[Run]:
-    """One training per method and learning rate."""
-    return [run for variant in _variants(profile) for run in _trainings(variant, profile, SEEDS[profile])]
-
-
-def more_runs(profile: str) -> list[Run]:
-    """More seeds, at the learning rate that the first seed chose."""
+    """Return one training per method and learning rate."""
     return [
         run
-        for variant in _variants(profile)
-        for run in _trainings(variant._replace(rates=variant.rates[:1]), profile, MORE_SEEDS[profile])
+        for variant in _profile_variants(profile)
+        for run in _trainings(variant, profile, SEEDS[profile], variant.rates)
     ]
 
 
-def _variants(profile: str) -> list[Tried]:
+def more_runs(profile: str) -> list[Run]:
+    """Return more seeds, at the learning rate that the first seed chose."""
+    return [
+        run
+        for variant in _profile_variants(profile)
+        for run in _trainings(variant, profile, MORE_SEEDS[profile], variant.rates[:1])
+    ]
+
+
+def _profile_variants(profile: str) -> list[TriedMethod]:
     return [variant for label, variant in VARIANTS.items() if profile != "smoke" or label in SMOKE]
 
 
-def _trainings(variant: Tried, profile: str, seeds: Sequence[int]) -> list[Run]:
+def _trainings(variant: TriedMethod, profile: str, seeds: Sequence[int], rates: Sequence[float]) -> list[Run]:
     if profile == "smoke":
         shared = yoon2022.recipe_run(profile, scale("convergence", profile)) | {"train.held_out": 100}
-        return [shared | variant.run | {"seed": seed} for seed in seeds]
+        return [shared | variant.run_settings | {"seed": seed} for seed in seeds]
     more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
-    shared = yoon2022.recipe_run(profile, TRAINING) | more | variant.run
-    return [shared | {"seed": seed, "task.lr": rate} for seed in seeds for rate in variant.rates]
+    shared = yoon2022.recipe_run(profile, TRAINING) | more | variant.run_settings
+    return [shared | {"seed": seed, "task.lr": rate} for seed in seeds for rate in rates]
 
 
-class Found(NamedTuple):
+class ChosenTrainings(NamedTuple):
     """A method's trainings at the learning rate that counts."""
 
     rate: float
     keys: list[str]
+    top1: Estimate  # percent on the test set at the end
     others: Mapping[float, float]  # the choosing seed's percent top-1 at the other rates
-    last: pd.Series[float]  # means over seeds of what the last validation told
+    last: pd.Series[float]  # means over seeds of the last validation's numbers
 
 
-def chosen(frames: Frames) -> dict[str, Found]:
-    """Each method that has runs, at the rate with the best end on the images held out, of the choosing seed.
+@cache_by_frames
+def choose_trainings(frames: Frames) -> dict[str, ChosenTrainings]:
+    """Return each method that has runs at the rate that ends best on the images held out.
 
-    Records of trainings that held no images out were chosen by the test set itself.
+    By the choosing seed. Records of trainings that held no images out were chosen by the test set itself.
     """
-    found = dict[str, Found]()
     if not len(frames.runs):
-        return found
+        return {}
+    chosen = {}
     ends = frames.epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")
-    labels = frames.runs["config_json"].map(label)
+    labels = frames.runs["config_json"].map(variant_label)
     for name in VARIANTS:
-        own = frames.runs[labels == name].sort_values("seed")
-        tried = own.loc[own["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
-        tops = tried.map(ends["val_top1"])
-        if tops.notna().any():
-            rate = float(tops.idxmax())
-            keys = own.loc[own["task.lr"].eq(rate), "key"].to_list()
-            others = tried.drop(rate).map(ends[_column(frames)]).dropna().to_dict()
-            found[name] = Found(rate, keys, others, ends.loc[keys].mean(numeric_only=True))
-    return found
+        runs = frames.runs[labels == name].sort_values("seed")
+        tried = runs.loc[runs["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
+        held_out_top1 = tried.map(ends["val_top1"])
+        if held_out_top1.notna().any():
+            rate = float(held_out_top1.idxmax())
+            keys = runs.loc[runs["task.lr"].eq(rate), "key"].to_list()
+            top1 = final_value(frames, keys, _test_column(frames))
+            assert top1 is not None, "what was chosen was validated"
+            others = tried.drop(rate).map(ends[_test_column(frames)]).dropna().to_dict()
+            last = ends.loc[keys].mean(numeric_only=True)
+            chosen[name] = ChosenTrainings(rate, keys, top1, others, last)
+    return chosen
 
 
-def score(frames: Frames, keys: Sequence[str]) -> Estimate:
-    """Percent top-1 on the test set at the end."""
-    value = final_value(frames, keys, _column(frames))
-    assert value is not None, "what was chosen was validated"
-    return value
-
-
-def _column(frames: Frames) -> str:
-    """Of the epochs: top-1 on the test set, whatever was validated on."""
+def _test_column(frames: Frames) -> str:
+    """Return the column of top-1 on the test set, whatever was validated on."""
     return "test_top1" if frames.epochs["test_top1"].notna().any() else "val_top1"
 
 
-def label(config_json: str) -> str:
-    """The variant that a run with this config is of."""
+def variant_label(config_json: str) -> str:
+    """Return the variant that a run with this config is of."""
     method = json.loads(config_json)["method"]
     special = {
         ("topk", method.get("scope") == "layer"): "Top-k layer-wise",
@@ -155,94 +157,96 @@ def label(config_json: str) -> str:
         ("blockrandomk", method.get("exchange") == "allreduce"): "Block-random-k allreduce",
         ("gaussiank", method.get("rule") == "published"): "Gaussian-k as published",
     }
-    first_of_name = {variant.method: name for name, variant in reversed(VARIANTS.items())}
-    return special.get((method["name"], True)) or first_of_name.get(method["name"], method["name"])
+    first_by_method = {variant.method: label for label, variant in reversed(VARIANTS.items())}
+    return special.get((method["name"], True)) or first_by_method.get(method["name"], method["name"])
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = chosen(frames)
-    if not found:
+    chosen = choose_trainings(frames)
+    if not chosen:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    rows, names = np.arange(len(found)), [*found]
-    ends = [score(frames, each.keys) for each in found.values()]
-    tops, sent = [end.value for end in ends], [each.last["wire_bytes"] for each in found.values()]
-    others = [
-        plots.Curve(OTHER, other, y, {"mfc": "white", "ms": 3.2})
-        for y, each in enumerate(found.values())
-        for other in each.others.values()
-    ]
-    best = plots.Curve(BEST, tops, rows, {"ms": 3.2, "zorder": 3})
-    edges = [(at, (end.low, end.high)) for at, end in enumerate(ends) if end.is_decisive]
-    ranges = [plots.Curve(INTERVAL, both, (at, at), LINE) for at, both in edges]
-    upright = [plots.Curve(INTERVAL, (sent[at],) * 2, both, LINE) for at, both in edges]
-    densities = [[each.last[name] for each in found.values()] for name in ("sent_density", "update_density")]
+    names, rows = [*chosen], np.arange(len(chosen))
+    top1 = [trainings.top1.value for trainings in chosen.values()]
+    last = pd.DataFrame({name: trainings.last for name, trainings in chosen.items()}).T
+    sent = last["wire_bytes"].to_list()
+    ranges, upright, others = [], [], []
+    for row, trainings in enumerate(chosen.values()):
+        if trainings.top1.is_decisive:
+            ends = (trainings.top1.low, trainings.top1.high)
+            ranges.append(plots.Curve(INTERVAL, ends, (row, row), LINE))
+            upright.append(plots.Curve(INTERVAL, (sent[row], sent[row]), ends, LINE))
+        for other in trainings.others.values():
+            others.append(plots.Curve(OTHER, other, row, {"mfc": "white", "ms": 3.2}))
+    best = plots.Curve(BEST, top1, rows, {"ms": 3.2, "zorder": 3})
+    densities = [last[column].to_list() for column in ("sent_density", "update_density")]
     shares = [
         plots.Curve(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1}),
         plots.Curve(SENT, densities[0], rows, {"ms": 4}), plots.Curve(UPDATED, densities[1], rows),
     ]  # fmt: skip
-    top1, height = "Test top-1 (%)", ROW_IN * len(found)
+    height, label = ROW_IN * len(chosen), "Test top-1 (%)"
     panels = [
-        plots.dots_panel([*ranges, best, *others], rows=names, grid="both", xlabel=top1),
+        plots.dots_panel([*ranges, best, *others], rows=names, grid="both", xlabel=label),
         plots.dots_panel(
             shares, rows=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]
         ),
         plots.overlay_panels(
             plots.dots_panel(upright),
-            plots.panel_maker(marks.draw_labelled_points)(sent, tops, names, (SCATTER_IN, height)),
-            plots.dots_panel([], grid="both", xlabel="Bytes sent per worker and step", ylabel=top1),
+            plots.panel_maker(marks.draw_labelled_points)(sent, top1, names, (SCATTER_IN, height)),
+            plots.dots_panel([], grid="both", xlabel="Bytes sent per worker and step", ylabel=label),
         ),
     ]
-    for dense in (top for top, name in zip(tops, names, strict=True) if name == "dense"):
+    if "dense" in chosen:
+        dense = chosen["dense"].top1.value
         panels[0] = plots.overlay_panels(plots.shaded_span_panel("x", dense - NEAR, dense), panels[0])
         panels[2] = plots.overlay_panels(plots.shaded_span_panel("y", dense - NEAR, dense), panels[2])
     return plots.compose_figure(panels, 0.9 + height, loc="outside upper center", width_ratios=(1, 0.7, 1.9))
 
 
 def table(frames: Frames) -> Table:
-    """Accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
-    found = chosen(frames)
-    below = {name: _difference(frames, found, "dense", name) for name in found}
+    """Return accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
+    chosen = choose_trainings(frames)
+    gaps = {name: top1_gap(frames, "dense", name) for name in chosen}
     rows = [
         {
             "method": name,
-            "test top-1": score(frames, each.keys),
-            "below dense": below[name],
-            "seeds": len(each.keys),
-            "learning rate": each.rate,
+            "test top-1": trainings.top1,
+            "below dense": gaps[name],
+            "seeds": len(trainings.keys),
+            "learning rate": trainings.rate,
             "others: their top-1": ", ".join(
-                f"{format_number(rate)}: {format_number(other)}" for rate, other in each.others.items()
+                f"{format_number(rate)}: {format_number(other)}" for rate, other in trainings.others.items()
             ),
-            "density": each.last["sent_density"],
-            "union density": each.last["update_density"],
-            "per step": each.last["wire_bytes"],
-            "host syncs per step": each.last["host_syncs"],
+            "density": trainings.last["sent_density"],
+            "union density": trainings.last["update_density"],
+            "per step": trainings.last["wire_bytes"],
+            "host syncs per step": trainings.last["host_syncs"],
         }
-        for name, each in found.items()
+        for name, trainings in chosen.items()
     ]
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
-    far = [name for name, gap in below.items() if gap and gap.value > NEAR]
-    note = f"More than {format_number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
+    far = [name for name, gap in gaps.items() if gap and gap.value > NEAR]
+    note = f"More than {format_number(NEAR)} points below dense: {_reasons(far)}." if far else ""
     return Table.from_rows("Every method at the end of its training", rows, units, note)
 
 
-def _reasons(far: Iterable[str]) -> list[str]:
-    """The methods that end far from dense, and why."""
-    methods: dict[str, list[str]] = {}
-    for label in far:
-        methods.setdefault(VARIANTS[label].why, []).append(label)
-    return [
-        f"{captions.join_words(labels)}{f' ({reason})' * bool(reason)}" for reason, labels in methods.items()
-    ]
+def _reasons(labels: Iterable[str]) -> str:
+    """Return the methods that end far from dense, and why."""
+    labels_by_reason: dict[str, list[str]] = {}
+    for label in labels:
+        labels_by_reason.setdefault(VARIANTS[label].why, []).append(label)
+    return "; ".join(
+        f"{captions.join_words(alike)}{f' ({reason})' * bool(reason)}"
+        for reason, alike in labels_by_reason.items()
+    )
 
 
-def _chosen_by(frames: Frames) -> str:
-    """The images by which the learning rate was chosen, as the records say."""
+def _describe_choice(frames: Frames) -> str:
+    """Return by which images the learning rate was chosen, as the records say."""
     held_out = frames.runs.get("train.held_out", pd.Series(dtype=float)).fillna(0)
     if len(held_out) and held_out.min() > 0:
         return (
-            f"that counts which seed {CHOOSING} found best on {format_number(held_out.min())} "
-            "training images that "
-            "were held out"
+            f"that counts which seed {CHOOSING} found best on {format_number(held_out.min())} training "
+            "images that were held out"
         )
     return (
         f"the best by seed {CHOOSING}'s final top-1 counts; its selection and its score use the same test "
@@ -253,8 +257,8 @@ def _chosen_by(frames: Frames) -> str:
 def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
     return {
-        "near": format_number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps,
-        "seeds": captions.join_values(frames, "seed"),
+        "near": format_number(NEAR), "chosen_by": _describe_choice(frames), "epochs": epochs, "steps": steps,
+        "seeds": list_settings(frames, "seed"),
     }  # fmt: skip
 
 
@@ -262,23 +266,20 @@ def claims() -> list[Claim]:
     spread = yoon2022.replicate_gap_spread("val_top1")
     return [
         claim(
-            "eghlidi2020.block-allreduce-below-allgather", _gap, "Block-random-k", "Block-random-k allreduce",
-            tolerance=spread,
+            "eghlidi2020.block-allreduce-below-allgather", top1_gap, "Block-random-k",
+            "Block-random-k allreduce", tolerance=spread,
         ),
         claim(
-            "eghlidi2020.topk-layerwise-above-rates", _gap, "Top-k layer-wise", "Top-k",
+            "eghlidi2020.topk-layerwise-above-rates", top1_gap, "Top-k layer-wise", "Top-k",
             id="layerwise-above-global",
         ),
-        claim("eghlidi2020.topk-ends-close", _gap, "dense", "Top-k", tolerance=spread),
+        claim("eghlidi2020.topk-ends-close", top1_gap, "dense", "Top-k", tolerance=spread),
     ]  # fmt: skip
 
 
-def _gap(frames: Frames, above: str, below: str) -> Estimate | None:
-    """Final top-1 of one method less that of another, each at its own learning rate; paired by seed."""
-    return _difference(frames, chosen(frames), above, below)
-
-
-def _difference(frames: Frames, found: Mapping[str, Found], above: str, below: str) -> Estimate | None:
-    if not {above, below} <= set(found):
+def top1_gap(frames: Frames, above: str, below: str) -> Estimate | None:
+    """Return the final top-1 of one method less that of another, each at its own rate; paired by seed."""
+    chosen = choose_trainings(frames)
+    if not {above, below} <= set(chosen):
         return None
-    return final_difference(frames, found[above].keys, found[below].keys, _column(frames))
+    return final_difference(frames, chosen[above].keys, chosen[below].keys, _test_column(frames))

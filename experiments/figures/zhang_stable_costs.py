@@ -1,5 +1,4 @@
-"""Table 1 of Zhang's Stable Top-K slides: what each allreduce sends, by formula and as our exchanges
-count it.
+"""Table 1 of Zhang's Stable Top-K slides: what each allreduce sends, by formula and as counted.
 
 Zhao Zhang, "Stable Top-K: Exploiting Temporal Stability of Top-K Gradients", slides, TACC; the table is Li
 and Hoefler's (PPoPP 2022). Words are counted on virtual workers, whose exchanges are the real ones; time
@@ -40,11 +39,11 @@ FORMULA = {"linewidth": 0.9, "marker": "", "label": None}
 
 
 WORKERS = 8
-SETTLED_UP_TO = 64  # workers
+MAX_SETTLED_WORKERS = 64  # workers
 
 
 def runs(profile: str) -> list[Run]:
-    """Virtual workers, whose words are counted, and two processes, which are measured."""
+    """Return virtual workers, whose words are counted, and two processes, which are measured."""
     scale = profile_entry(_DATA["scales"], profile)
     shared = {**TIMED, "profile": profile, "task": "vector"}
     counted = {
@@ -61,18 +60,22 @@ def runs(profile: str) -> list[Run]:
     ]
     return [
         *(
-            Run({**counted, "workers": size, "timing.warmup_steps": _settling(size)}, _variants(density))
+            Run(
+                {**counted, "workers": size, "timing.warmup_steps": _settling_steps(size)}, _variants(density)
+            )
             for size, density in cases
         ),
         Run(measured, _variants(DENSITY)),
     ]
 
 
-def _settling(size: int) -> int:
-    """Steps before words are counted: residuals grow at first, and with them what Ok-Topk's re-used threshold
-    selects. With very many workers a step takes too long for that.
+def _settling_steps(size: int) -> int:
+    """Return the steps before words are counted.
+
+    Residuals grow at first, and with them what Ok-Topk's re-used threshold selects. With very many workers a
+    step takes too long for that.
     """
-    return 12 if size <= SETTLED_UP_TO else 1
+    return 12 if size <= MAX_SETTLED_WORKERS else 1
 
 
 def _variants(density: float) -> dict[str, RunSettings]:
@@ -80,20 +83,21 @@ def _variants(density: float) -> dict[str, RunSettings]:
 
 
 @cache_by_frames
-def counted(frames: Frames) -> pd.DataFrame:
-    """A row for each method, number of workers and k: words and latency terms of the worker that sends most,
-    the median over the steps after the first one; the published ones beside them.
+def counted_words(frames: Frames) -> pd.DataFrame:
+    """Return words and latency terms for each method, number of workers and k, beside the published ones.
+
+    Of the worker that sends most, the median over the steps after the first one.
     """
     virtual = select_runs(frames, find_keys(frames, {"cluster.where": "virtual"})).runs
-    found = [_row(frames, run) for run in virtual.to_dict("records")]
-    table: pd.DataFrame = pd.DataFrame(found, columns=COLUMNS).sort_values(["k", "P"], kind="stable")
+    rows = [_count_row(frames, run) for run in virtual.to_dict("records")]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS).sort_values(["k", "P"], kind="stable")
     return table
 
 
 COLUMNS = ["method", "P", "k", "n", "words", "announced", "least", "most", "messages", "expected"]
 
 
-def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
+def _count_row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
     name, size, n = str(run["variant"]), int(run["workers"]), int(run["task.elements"])
     k = n if name == "dense" else max(1, int(run["method.density"] * n))
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
@@ -105,12 +109,12 @@ def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    rows = counted(frames)
+    rows = counted_words(frames)
     if not len(rows):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    link, words, times = _link(frames), list[plots.Curve | plots.FilledArea](), list[plots.Curve]()
+    link, words, times = _simulated_link(frames), list[plots.Curve | plots.FilledArea](), list[plots.Curve]()
     for name in SCHEMES:
-        own, look = _at_density(rows, name), style.method_style(name)
+        own, look = _select_density(rows, name), style.method_style(name)
         sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
         if np.array_equal(least, most):
             words.append(plots.Curve(look, sizes, most, FORMULA))
@@ -118,7 +122,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             words.append(plots.FilledArea(look, sizes, least, most))
         hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
         words.append(plots.Curve(look, sizes, own["words"], {"linestyle": ""} | hollow))
-        seconds = [1e3 * _seconds(link, row, VGG16_PARAMETERS) for row in own.to_dict("records")]
+        seconds = [1e3 * _exchange_s(link, row, VGG16_PARAMETERS) for row in own.to_dict("records")]
         times.append(plots.Curve(look, sizes, seconds, hollow))
     axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
     panels = [
@@ -134,27 +138,27 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.compose_figure(panels, 3.0)
 
 
-def _at_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """A method's rows over P, at the density that all P have."""
+def _select_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return a method's rows over P, at the density that all P have."""
     own = rows[rows["method"] == name]
     k = own["n"] if name == "dense" else (DENSITY * own["n"]).astype(int)
     chosen: pd.DataFrame = own[own["k"] == k].drop_duplicates("P")
     return chosen
 
 
-def _link(frames: Frames) -> cost.Link:
+def _simulated_link(frames: Frames) -> cost.Link:
     run = frames.runs[frames.runs["cluster.where"] == "virtual"].iloc[0]
     return cost.Link(float(run["cluster.link.alpha_s"]), float(run["cluster.link.beta_s_per_byte"]))
 
 
-def _seconds(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
-    """Seconds for so many elements at this density: words grow with them, announcements do not."""
+def _exchange_s(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
+    """Return the seconds for so many elements: words grow with them, announcements do not."""
     words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
     return link.transfer_seconds(cost.CollectiveCost(round(row["messages"]), round(WORD_BYTES * words)))
 
 
 def table(frames: Frames) -> list[Table]:
-    rows, link = counted(frames), _link(frames)
+    rows, link = counted_words(frames), _simulated_link(frames)
     words = [
         {
             "allreduce": f"{SCHEMES[row['method']]} ({style.method_style(row['method']).label})",
@@ -166,16 +170,16 @@ def table(frames: Frames) -> list[Table]:
             "of these announcements": row["announced"],
             "latency terms, formula": row["expected"],
             "as counted": row["messages"],
-            "VGG-16, simulated": 1e3 * _seconds(link, row, VGG16_PARAMETERS),
+            "VGG-16, simulated": 1e3 * _exchange_s(link, row, VGG16_PARAMETERS),
         }
         for row in rows.to_dict("records")
     ]
     units = {"formula: least": "words", "most": "words", "counted": "words", "VGG-16, simulated": "ms"}
-    return [Table.from_rows("Table 1, counted", words, units), _measured(frames)]
+    return [Table.from_rows("Table 1, counted", words, units), _measured_table(frames)]
 
 
-def _measured(frames: Frames) -> Table:
-    """The times of two processes over the loopback interface."""
+def _measured_table(frames: Frames) -> Table:
+    """Return the times of two processes over the loopback interface."""
     names = {"transfer": "transfer", "exchange": "packing and merging", "select": "selection"}
     none = {"transfer": np.nan}  # where nothing was sent
     cells = []
@@ -191,8 +195,8 @@ def _measured(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    sizes = captions.join_words(map(format_number, sorted(set(counted(frames)["n"]))))
+    sizes = captions.join_words(map(format_number, sorted(set(counted_words(frames)["n"]))))
     return {
-        "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": format_number(VGG16_PARAMETERS),
-        "density": format_number(DENSITY), "sizes": sizes,
+        "settled": MAX_SETTLED_WORKERS, "announced": ANNOUNCED["oktopk"],
+        "model": format_number(VGG16_PARAMETERS), "density": format_number(DENSITY), "sizes": sizes,
     }  # fmt: skip

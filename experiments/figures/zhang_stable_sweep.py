@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, find_keys
+from analysis.records.frames import Frames, find_keys, value_of_run
 from analysis.stats import POSITIVE, Estimate, estimate_mean, final_ratio, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -25,6 +27,7 @@ COLUMN = "train_loss"
 SIZES, PERIODS = (1, 10, 100, 500), (1, 10, 50, 200)  # B, N
 COLOURS = dict(zip(SIZES, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
 TICKS = (1, 1.5, *range(2, 11), 20, 50)
+STABLE = "stable_topk"
 OTHERS = ("dense", "oktopk")
 SHOWN = 4.0  # times the losses of those: beyond, a training diverged, and its loss may be any number
 ARROW = {"linestyle": "", "marker": "^", "label": None, "markersize": 7, "zorder": 5}
@@ -53,46 +56,47 @@ def runs(profile: str) -> list[Run]:
     return span_grid(shared, setting_axis("seed", SEEDS[profile]), methods)
 
 
-def keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
-    """The runs of a method; of Stable Top-K those with this B and N."""
+def training_keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
+    """Return the runs of a method; of Stable Top-K those with this B and N."""
     cell = {"method.block": size, "method.every": period} if size else {}
     return find_keys(frames, {"method.name": method, **cell})
 
 
-def cells(frames: Frames) -> list[tuple[int, int]]:
-    """B and N of what was trained."""
-    if not (found := keys(frames, "stable_topk")):
+def trained_cells(frames: Frames) -> list[Cell]:
+    """Return B and N of what was trained."""
+    keys = training_keys(frames, STABLE)
+    if not keys:
         return []
-    of_stable = frames.runs.set_index("key").loc[found]
-    pairs = of_stable[["method.block", "method.every"]].astype(int).drop_duplicates()
-    return sorted(map(tuple, pairs.to_numpy().tolist()))
+    runs = frames.runs[frames.runs["key"].isin(keys)]
+    return sorted(set(zip(runs["method.block"].astype(int), runs["method.every"].astype(int), strict=True)))
 
 
-def loss(frames: Frames, found: Sequence[str]) -> Estimate | None:
-    """Geometric mean of the training loss of the last epoch; infinite ones, of trainings that diverged,
-    make no mean.
+def mean_loss(frames: Frames, method: str, *cell: int) -> Estimate | None:
+    """Return the geometric mean of the training loss of the last epoch.
+
+    Infinite losses, of trainings that diverged, make no mean.
     """
-    return final_value(frames, found, COLUMN, geometric=True)
+    return final_value(frames, training_keys(frames, method, *cell), COLUMN, geometric=True)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not (pairs := cells(frames)):
+    cells = trained_cells(frames)
+    if not cells:
         raise ValueError("nothing to draw: there is no run of Stable Top-K")
-    known = {cell: value for cell in pairs if (value := loss(frames, keys(frames, "stable_topk", *cell)))}
-    others = {method: value for method in OTHERS if (value := loss(frames, keys(frames, method)))}
-    end = SHOWN * max((value.value for value in others.values()), default=math.inf)
-    least = min(value.value for value in (*known.values(), *others.values()))
-    sizes, periods = (sorted(set(each)) for each in zip(*pairs, strict=True))
-    lines: list[plots.Curve] = []
-    for at, size in enumerate(sizes):
-        aside = 1 + APART * (at - (len(sizes) - 1) / 2)
-        found = {period * aside: known[size, period] for period in periods if (size, period) in known}
+    means = {cell: mean for cell in cells if (mean := mean_loss(frames, STABLE, *cell))}
+    others = {method: mean for method in OTHERS if (mean := mean_loss(frames, method))}
+    end = SHOWN * max((mean.value for mean in others.values()), default=math.inf)
+    least = min(mean.value for mean in (*means.values(), *others.values()))
+    sizes, periods = (sorted(set(values)) for values in zip(*cells, strict=True))
+    lines = list[plots.Curve]()
+    for place, size in enumerate(sizes):
+        aside = 1 + APART * (place - (len(sizes) - 1) / 2)
+        shown = {period * aside: mean for (block, period), mean in means.items() if block == size}
         look = style.MethodStyle(f"B = {size:,}", COLOURS.get(size, "#555555"), "o", "")
-        beyond = [x for x, value in found.items() if value.value > end]
-        lines.append(plots.Curve(look, list(found), [_drawn(value, least, end) for value in found.values()]))
+        beyond = [x for x, mean in shown.items() if mean.value > end]
+        lines.append(plots.Curve(look, list(shown), [_clip(mean, least, end) for mean in shown.values()]))
         lines.append(plots.Curve(look, beyond, [end] * len(beyond), ARROW))
-    for method, value in others.items():
-        lines.append(plots.Curve(style.method_style(method), None, value))
+    lines += [plots.Curve(style.method_style(method), None, mean) for method, mean in others.items()]
     limits: dict[str, Any] = {}
     if math.isfinite(end):
         lines.append(plots.Curve(END, None, Estimate(end), plots.PUBLISHED_LINE))
@@ -104,114 +108,107 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.compose_figure([panel], 2.9, loc="outside right center", ncols=1)
 
 
-def _drawn(value: Estimate, least: float, end: float) -> Estimate:
-    """The value at most at the end; its interval within what is drawn, and none of what lies beyond."""
-    if value.value > end:
+def _clip(mean: Estimate, least: float, end: float) -> Estimate:
+    """Return a mean at most at the end; its interval within what is drawn, and none of what lies beyond."""
+    if mean.value > end:
         return Estimate(end)
-    if value.low is None or value.high is None:
-        return value
-    return value._replace(low=max(value.low, least / MARGIN), high=min(value.high, end))
+    if mean.low is None or mean.high is None:
+        return mean
+    return mean._replace(low=max(mean.low, least / MARGIN), high=min(mean.high, end))
 
 
 def table(frames: Frames) -> Table:
     rows: list[dict[str, object]] = [
         {
-            "method": style.method_style(method).label,
-            "B": None,
-            "N": None,
-            "training loss": loss(frames, found),
+            "method": style.method_style(method).label, "B": None, "N": None,
+            "training loss": mean_loss(frames, method),
         }
         for method in OTHERS
-        for found in [keys(frames, method)]
-    ]
+    ]  # fmt: skip
     rows += [
-        {"method": "Stable Top-K", "B": size, "N": period, "training loss": loss(frames, found)}
-        for size, period in cells(frames)
-        if (found := keys(frames, "stable_topk", size, period))
-    ]
+        {"method": "Stable Top-K", "B": size, "N": period,
+         "training loss": mean_loss(frames, STABLE, size, period)}
+        for size, period in trained_cells(frames)
+    ]  # fmt: skip
     return Table.from_rows("Training loss in the last epoch", rows)
 
 
 def caption(frames: Frames, profile: str) -> str:
-    own = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
-    return captions.fill_caption(papers.words("zhang.stable-sweep"), frames, own)
+    facts = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
+    return captions.fill_caption(papers.words("zhang.stable-sweep"), frames, facts)
 
 
 def claims() -> list[Claim]:
-    """Each is of one loss over another, the first of which the text names; over the whole sweep."""
+    """Return claims on one loss over another, the first of which the text names; over the whole sweep."""
     at_sizes = [((SIZES[0], period), (size, period)) for period in PERIODS for size in SIZES[1:]]
     at_periods = [((size, PERIODS[-1]), (size, period)) for size in SIZES for period in PERIODS[:-1]]
     return [
-        claim("zhang.small-buckets", over_cells, at_sizes),
-        claim("zhang.selecting-seldom", over_cells, at_periods),
-        claim("zhang.lower-loss-than-oktopk", over_best, "oktopk"),
-        claim("zhang.nearly-baseline", best_over, "dense"),
-        claim("zhang.oktopk-hurts", _hurts, label="small CNN", quantity="_hurts"),
+        claim("zhang.small-buckets", mean_cell_ratio, at_sizes),
+        claim("zhang.selecting-seldom", mean_cell_ratio, at_periods),
+        claim("zhang.lower-loss-than-oktopk", loss_over_best, "oktopk"),
+        claim("zhang.nearly-baseline", best_loss_over, "dense"),
+        claim("zhang.oktopk-hurts", oktopk_over_dense, label="small CNN", quantity="_hurts"),
     ]
 
 
-def by_seed(frames: Frames, found: Sequence[str]) -> dict[int, float]:
-    """The training loss of the last epoch of each run; infinite of what has no number any more."""
-    if not found:
-        return {}
-    seeds = frames.runs.set_index("key")["seed"]
-    ends = {int(seeds[key]): final_value(frames, [key], COLUMN) for key in found}
-    return {
-        seed: math.inf if math.isnan(value.value) else value.value for seed, value in ends.items() if value
-    }
+def losses_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
+    """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
+    losses = {}
+    for key in training_keys(frames, method, *cell):
+        if end := final_value(frames, [key], COLUMN):
+            losses[int(value_of_run(frames, key, "seed"))] = end.value
+    return pd.Series(losses, dtype=float).fillna(math.inf)
 
 
-def counted(frames: Frames) -> dict[Cell, dict[int, float]]:
-    """The loss by which each cell's trainings count, by seed: at most `SHOWN` times that of the others."""
-    others = [by_seed(frames, keys(frames, method)) for method in OTHERS]
-    ends = {
-        seed: SHOWN * max(of_seed)
-        for seed in set.intersection(*map(set, others))
-        if math.isfinite(max(of_seed := [each[seed] for each in others]))
-    }
-    losses = {cell: by_seed(frames, keys(frames, "stable_topk", *cell)) for cell in cells(frames)}
-    return {
-        cell: {seed: min(loss, ends[seed]) for seed, loss in of_cell.items() if seed in ends}
-        for cell, of_cell in losses.items()
-    }
+def cell_losses(frames: Frames) -> pd.DataFrame:
+    """Return the loss by which each cell's trainings count: (seeds, cells).
+
+    At most `SHOWN` times that of the other methods.
+    """
+    others = pd.concat([losses_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner")
+    limits = SHOWN * others.max(axis="columns")
+    limits = limits[np.isfinite(limits)]
+    losses = {cell: losses_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
+    table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
+    return table.clip(upper=limits, axis="index")
 
 
-def over_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
-    """The loss in one cell of each pair over that in the other: the geometric mean over pairs, by seed."""
-    found = counted(frames)
-    trained = [(found[one], found[other]) for one, other in pairs if {one, other} <= set(found)]
+def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
+    """Return the loss in one cell of each pair over that in the other: geometric over pairs, by seed."""
+    logs = np.log(cell_losses(frames))
+    trained = [(cell, other) for cell, other in pairs if {cell, other} <= {*logs}]
     if not trained:
         return None
-    seeds = sorted(set.intersection(*(set(each) for pair in trained for each in pair)))
-    means = [fmean(math.log(one[seed] / other[seed]) for one, other in trained) for seed in seeds]
-    return estimate_mean([math.exp(mean) for mean in means], POSITIVE) if seeds else None
+    ratios = pd.concat([logs[cell] - logs[other] for cell, other in trained], axis="columns").dropna()
+    return _mean_over_seeds(np.exp(ratios.mean(axis="columns")))
 
 
-def best(frames: Frames) -> dict[int, float]:
-    """The loss of each seed in the cell that trains best with the other seeds."""
-    found = counted(frames)
-    seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
-    losses = {}
-    for seed in seeds:
-        choosing = [each for each in seeds if each != seed] or seeds
-        chosen = min(found, key=lambda cell: sum(math.log(found[cell][each]) for each in choosing))
-        losses[seed] = found[chosen][seed]
-    return losses
+def best_losses(frames: Frames) -> pd.Series[float]:
+    """Return the loss of each seed in the cell that trains best with the other seeds."""
+    losses = cell_losses(frames).dropna()
+    best = dict[Any, float]()
+    for seed in losses.index:
+        choosing = losses.drop(index=seed) if len(losses) > 1 else losses
+        best[seed] = losses.loc[seed][np.log(choosing).sum().idxmin()]
+    by_seed: pd.Series[float] = pd.Series(best, dtype=float)
+    return by_seed
 
 
-def best_over(frames: Frames, other: str) -> Estimate | None:
-    """Loss of Stable Top-K at its best over that of another method."""
-    theirs = by_seed(frames, keys(frames, other))
-    ratios = [loss / theirs[seed] for seed, loss in best(frames).items() if seed in theirs]
-    return estimate_mean(ratios, POSITIVE) if ratios else None
+def best_loss_over(frames: Frames, other: str) -> Estimate | None:
+    """Return the loss of Stable Top-K at its best over that of another method."""
+    return _mean_over_seeds(best_losses(frames) / losses_by_seed(frames, other))
 
 
-def over_best(frames: Frames, other: str) -> Estimate | None:
-    """Loss of another method over that of Stable Top-K at its best."""
-    theirs = by_seed(frames, keys(frames, other))
-    ratios = [theirs[seed] / loss for seed, loss in best(frames).items() if seed in theirs]
-    return estimate_mean(ratios, POSITIVE) if ratios else None
+def loss_over_best(frames: Frames, other: str) -> Estimate | None:
+    """Return the loss of another method over that of Stable Top-K at its best."""
+    return _mean_over_seeds(losses_by_seed(frames, other) / best_losses(frames))
 
 
-def _hurts(frames: Frames) -> Estimate | None:
-    return final_ratio(frames, keys(frames, "oktopk"), keys(frames, "dense"), COLUMN)
+def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:
+    known = ratios.dropna().to_numpy()
+    return estimate_mean(known, POSITIVE) if len(known) else None
+
+
+def oktopk_over_dense(frames: Frames) -> Estimate | None:
+    """Return Ok-Topk's training loss at the end over dense training's."""
+    return final_ratio(frames, training_keys(frames, "oktopk"), training_keys(frames, "dense"), COLUMN)

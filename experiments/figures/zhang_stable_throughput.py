@@ -7,7 +7,7 @@ of their size, whose selecting is measured, whose exchange is simulated, and who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,9 +39,9 @@ from experiments.figures._large import (
     SMALL_BLOCK,
     UNNAMED,
     WORKERS,
-    methods,
+    method_settings,
 )
-from experiments.figures._runs import TIMED, TRAINED, setting_axis, span_grid
+from experiments.figures._runs import TIMED, TRAINED, list_settings, setting_axis, span_grid
 from experiments.figures.papers import claim
 
 SCALE = papers.value("zhang.scale.trained")
@@ -61,177 +61,189 @@ LEVEL = style.MethodStyle("", "#777777", "", "")
 
 
 def runs(profile: str) -> list[Run]:
-    """Trainings, the same steps timed in turns, and a vector on which selecting is timed."""
+    """Return trainings, the same steps timed in turns, and a vector on which selecting is timed."""
     shared = {**SHARED, **TIMED, "profile": profile, "alternate.limit_min": MINUTES[profile]}
-    timed = [Run({**shared, **model}, methods(DENSITY, SMALL_BLOCK)) for model in MODELS[profile]]
-    return [*_trainings(profile, SEEDS[profile]), *timed, large.run(profile)]
+    variants = method_settings(DENSITY, SMALL_BLOCK)
+    timed = [Run({**shared, **model}, variants) for model in MODELS[profile]]
+    return [*more_runs(profile, SEEDS), *timed, large.selection_run(profile)]
 
 
-def more_runs(profile: str) -> list[Run]:
-    return _trainings(profile, MORE_SEEDS[profile])
+def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_SEEDS) -> list[Run]:
+    shared = {**SHARED, "profile": profile, **STEPS[profile]}
+    variants = method_settings(DENSITY, SMALL_BLOCK).values()
+    return span_grid(shared, setting_axis("seed", seeds[profile]), MODELS[profile], variants)
 
 
-def _trainings(profile: str, seeds: list[int]) -> list[Run]:
-    shared, own = {**SHARED, "profile": profile, **STEPS[profile]}, methods(DENSITY, SMALL_BLOCK).values()
-    return span_grid(shared, setting_axis("seed", seeds), MODELS[profile], own)
-
-
-def keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
-    """The runs of trainings (validate: `epoch`) or of what took turns (`never`)."""
+def run_keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
+    """Return the runs of trainings (validate: `epoch`) or of what took turns (`never`)."""
     return find_keys(frames, {"task.name": task, "method.name": method, "train.validate": validate})
 
 
-def tasks(frames: Frames) -> list[str]:
-    """The tasks that were both trained and timed."""
-    there = captions.distinct_values(frames, "task.name")
-    ordered = dict.fromkeys([*(task for task in LABELS if task in there), *there])
-    return [task for task in ordered if step_s(frames, task, "dense") and trained(frames, task)]
+def compared_tasks(frames: Frames) -> list[str]:
+    """Return the tasks that were both trained and timed."""
+    present = captions.distinct_values(frames, "task.name")
+    ordered = dict.fromkeys([*(task for task in LABELS if task in present), *present])
+    return [task for task in ordered if step_s(frames, task, "dense") and trained_keys(frames, task)]
 
 
-def trained(frames: Frames, task: str) -> dict[str, list[str]]:
-    found = {method: keys(frames, task, method, "epoch") for method in LOOKS}
-    return {method: own for method, own in found.items() if own}
+def trained_keys(frames: Frames, task: str) -> dict[str, list[str]]:
+    """Return the trainings of each method that has any."""
+    keys_by_method = {method: run_keys(frames, task, method, "epoch") for method in LOOKS}
+    return {method: keys for method, keys in keys_by_method.items() if keys}
 
 
 @cache_by_frames
 def step_s(frames: Frames, task: str, method: str) -> Estimate | None:
-    """Seconds of a step of the slowest worker, simulated."""
-    return phase_time(frames, keys(frames, task, method), "slowest")
+    """Return the seconds of a step of the slowest worker, simulated."""
+    return phase_time(frames, run_keys(frames, task, method), "slowest")
 
 
-def level(frames: Frames, task: str) -> float:
-    """The lowest mean loss of an epoch that every training reaches."""
-    mine = [key for own in trained(frames, task).values() for key in own]
-    epochs = frames.epochs[frames.epochs["key"].isin(mine)]
+def common_loss(frames: Frames, task: str) -> float:
+    """Return the lowest mean loss of an epoch that every training reaches."""
+    keys = [key for of_method in trained_keys(frames, task).values() for key in of_method]
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
-def reaching(frames: Frames, task: str, method: str) -> CrossingBySeed:
-    """Steps until a mean loss of an epoch is down to `level`, by seed."""
-    own = trained(frames, task).get(method, [])
-    return crossing_by_seed(frames, own, COLUMN, level(frames, task), falls=True) if own else {}
+def steps_to_loss(frames: Frames, task: str, method: str) -> CrossingBySeed:
+    """Return the steps until a mean loss of an epoch is down to the common one, by seed."""
+    keys = run_keys(frames, task, method, "epoch")
+    return crossing_by_seed(frames, keys, COLUMN, common_loss(frames, task), falls=True)
 
 
-def times_as_soon(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
-    """The other's time to the common loss over this one's, paired by seed."""
-    mine, theirs = step_s(frames, task, method), step_s(frames, task, other)
-    if mine is None or theirs is None:
+def speedup_to_loss(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
+    """Return the other method's time to the common loss over this one's, paired by seed."""
+    own_s, other_s = (step_s(frames, task, name) for name in (method, other))
+    if own_s is None or other_s is None:
         return None
-    slow, fast = (reaching(frames, task, each) for each in (other, method))
-    return speedup_to_target(slow, fast, Estimate(theirs.value / mine.value))
+    slow, fast = (steps_to_loss(frames, task, name) for name in (other, method))
+    return speedup_to_target(slow, fast, Estimate(other_s.value / own_s.value))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not (found := tasks(frames)):
+    tasks = compared_tasks(frames)
+    if not tasks:
         raise ValueError("nothing to draw: there is no training whose step was timed as well")
-    panels = [_gains(frames, found), *(_losses(frames, task) for task in found), large.panel(frames)]
+    losses = [_losses_panel(frames, task) for task in tasks]
+    panels = [_speedups_panel(frames, tasks), *losses, large.speedups_panel(frames)]
     keys = marks.dot_legend_handles({look.label: (look.marker, look.colour) for look in LOOKS.values()})
     return plots.compose_figure(panels, 2.9, keys=keys)
 
 
-def _gains(frames: Frames, found: list[str]) -> plots.Panel:
+def _speedups_panel(frames: Frames, tasks: list[str]) -> plots.Panel:
+    """Return dense's time to a loss over each method's, beside the published hours."""
     lines = []
-    for group, task in enumerate(found):
+    for group, task in enumerate(tasks):
         for place, method in enumerate(LOOKS):
-            x, value = group + 0.27 * (place - 2), times_as_soon(frames, task, method, "dense")
-            if method != "dense" and value is not None and np.isfinite(value.value):
-                lines.append(plots.Curve(UNNAMED[method], [x], [value]))
-            if (family := FAMILIES.get(task)) and (published := large.published(family, method)):
+            x = group + 0.27 * (place - 2)
+            speedup = speedup_to_loss(frames, task, method, "dense")
+            if method != "dense" and speedup is not None and np.isfinite(speedup.value):
+                lines.append(plots.Curve(UNNAMED[method], [x], [speedup]))
+            published = FAMILIES[task].published_speedup(method) if task in FAMILIES else None
+            if published:
                 lines.append(plots.Curve(UNNAMED[method], [x + 0.1], [published], marks.OPEN_MARKS))
-    labels = [LABELS.get(task, task).replace(", ", "\n") for task in found]
+    labels = [LABELS.get(task, task).replace(", ", "\n") for task in tasks]
     return plots.curves_panel(
         lines, level=1, grid=None, ylabel="Dense's time to a loss / own, simulated",
-        title="Open: the slides' hours", xticks=range(len(found)), xticklabels=labels,
-        xlim=(-0.6, len(found) - 0.3), ymargin=0.12,
+        title="Open: the slides' hours", xticks=range(len(tasks)), xticklabels=labels,
+        xlim=(-0.6, len(tasks) - 0.3), ymargin=0.12,
     )  # fmt: skip
 
 
-def _losses(frames: Frames, task: str) -> plots.Panel:
-    lines = [plots.Curve(LEVEL, None, Estimate(level(frames, task)), plots.PUBLISHED_LINE | {"zorder": 0})]
-    for method, own in trained(frames, task).items():
-        seconds, table = step_s(frames, task, method), mean_curve(frames, own, COLUMN)
-        if seconds is not None:
-            lines.append(plots.Curve(UNNAMED[method], table["step"] * seconds.value, table))
+def _losses_panel(frames: Frames, task: str) -> plots.Panel:
+    """Return the loss of each method against time."""
+    level = plots.PUBLISHED_LINE | {"zorder": 0}
+    lines = [plots.Curve(LEVEL, None, Estimate(common_loss(frames, task)), level)]
+    for method, keys in trained_keys(frames, task).items():
+        step, table = step_s(frames, task, method), mean_curve(frames, keys, COLUMN)
+        if step is not None:
+            lines.append(plots.Curve(UNNAMED[method], table["step"] * step.value, table))
     title = LABELS.get(task, task)
     return plots.curves_panel(lines, xlabel="Seconds, simulated", ylabel="Training loss", title=title)
 
 
 def table(frames: Frames) -> list[Table]:
-    rows = [
-        {
-            "model": LABELS.get(task, task),
-            "method": LOOKS[method].label,
-            "throughput": samples_per_second(frames, own),
-            "dense's step / own": step_time_ratio(frames, keys(frames, task, "dense"), own),
-            "loss": level(frames, task),
-            "time to it": _seconds(frames, task, method),
-            "dense's time / own": times_as_soon(frames, task, method, "dense"),
-        }
-        for task in tasks(frames)
-        for method in LOOKS
-        if (own := keys(frames, task, method))
-    ]
+    rows = []
+    for task in compared_tasks(frames):
+        for method, look in LOOKS.items():
+            keys, step = run_keys(frames, task, method), step_s(frames, task, method)
+            if keys:
+                rows.append({
+                    "model": LABELS.get(task, task),
+                    "method": look.label,
+                    "throughput": samples_per_second(frames, keys),
+                    "dense's step / own": step_time_ratio(frames, run_keys(frames, task, "dense"), keys),
+                    "loss": common_loss(frames, task),
+                    "time to it":
+                        seconds_to_target(steps_to_loss(frames, task, method), step.value) if step else None,
+                    "dense's time / own": speedup_to_loss(frames, task, method, "dense"),
+                })  # fmt: skip
     units = {"throughput": "samples/s, simulated", "time to it": "s, simulated"}
     note = "The loss is the lowest mean of an epoch that every training of a model reaches."
-    return [Table.from_rows("Small models, simulated", rows, units, note), large.table(frames)]
-
-
-def _seconds(frames: Frames, task: str, method: str) -> Estimate | None:
-    step = step_s(frames, task, method)
-    return seconds_to_target(reaching(frames, task, method), step.value) if step else None
+    small = Table.from_rows("Small models, simulated", rows, units, note)
+    return [small, large.large_models_table(frames)]
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    measured = captions.join_values(frames, "task.elements", format_number)
     return {
         "density": format_number(DENSITY), "links": captions.join_words(LINKS),
-        "large_density": format_number(LARGE_DENSITY),
-        "workers": WORKERS, "simulated": _predicted.SIMULATED, "measured": measured, "every": EVERY,
-        "small_block": SMALL_BLOCK, "block": format_number(BLOCK),
+        "large_density": format_number(LARGE_DENSITY), "workers": WORKERS,
+        "simulated": _predicted.SIMULATED, "measured": list_settings(frames, "task.elements"),
+        "every": EVERY, "small_block": SMALL_BLOCK, "block": format_number(BLOCK),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    def of(name: str, ours: Ours, *of: Any, case: str, **own: Any) -> Claim:
-        return claim(f"zhang.{name}", partial(_indicated, ours), *of, case=case, **own)
-
-    found = []
+    listed = []
     for task, family in FAMILIES.items():
-        named = {"small": family.small, "large": family.large}
-        found.append(of("step-shorter", _step_ratio, task, case=task, **named))
-        named_small = {"label": family.small, "quantity": "_loss_ratio"}
-        found.append(claim("zhang.oktopk-hurts", _loss_ratio, task, case=task, **named_small))
+        names = {"small": family.small, "large": family.large}
+        listed.append(_indicated_claim("step-shorter", _oktopk_step_ratio, task, case=task, **names))
+        listed.append(
+            claim("zhang.oktopk-hurts", _oktopk_loss_ratio, task, case=task, label=family.small,
+                  quantity="_loss_ratio")
+        )  # fmt: skip
         for other in ("dense", "oktopk"):
-            case, label = f"{other}.{task}", LOOKS[other].label
-            found.append(
-                of("sooner-than", times_as_soon, task, "stable_topk", other, case=case, other=label, **named)
-            )
-        found.append(of("oktopk-adds-more", large.ratio, family, case=task, **named))
-        for method in ("stable_topk", "oktopk"):
-            here, there = family.hours["dense"], family.hours[method]
-            found.append(
-                of(
-                    "hours", times_as_soon, task, method, "dense", case=f"{method}.{task}", **named,
-                    label=LOOKS[method].label, hours=f"{here} / {there}", paper=round(here / there, 2),
+            listed.append(
+                _indicated_claim(
+                    "sooner-than", speedup_to_loss, task, "stable_topk", other, case=f"{other}.{task}",
+                    other=LOOKS[other].label, **names,
                 )
             )  # fmt: skip
-    return found
+        listed.append(
+            _indicated_claim("oktopk-adds-more", large.oktopk_over_stable, family, case=task, **names)
+        )
+        for method in ("stable_topk", "oktopk"):
+            dense_h, own_h = family.hours["dense"], family.hours[method]
+            listed.append(
+                _indicated_claim(
+                    "hours", speedup_to_loss, task, method, "dense", case=f"{method}.{task}",
+                    label=LOOKS[method].label, hours=f"{dense_h} / {own_h}",
+                    paper=round(dense_h / own_h, 2), **names,
+                )
+            )  # fmt: skip
+    return listed
 
 
-Ours = Callable[..., Estimate | None]
+def _indicated_claim(
+    name: str, compute: Callable[..., Estimate | None], *arguments: Any, case: str, **fields: Any
+) -> Claim:
+    """Return a claim on a value without its interval: nothing simulated decides."""
+    return claim(f"zhang.{name}", partial(_without_interval, compute), *arguments, case=case, **fields)
 
 
-def _step_ratio(frames: Frames, task: str) -> Estimate | None:
-    return step_time_ratio(frames, *(keys(frames, task, method) for method in ("oktopk", "stable_topk")))
+def _without_interval(
+    compute: Callable[..., Estimate | None], frames: Frames, *arguments: Any
+) -> Estimate | None:
+    estimate = compute(frames, *arguments)
+    return estimate and estimate._replace(low=None, high=None, df=None, floor=-np.inf)
 
 
-def _loss_ratio(frames: Frames, task: str) -> Estimate | None:
-    """The training loss at the end with Ok-Topk over that of dense training."""
-    oktopk, dense = (keys(frames, task, method, "epoch") for method in ("oktopk", "dense"))
+def _oktopk_step_ratio(frames: Frames, task: str) -> Estimate | None:
+    """Return the step time of Ok-Topk over that of Stable Top-K."""
+    return step_time_ratio(frames, *(run_keys(frames, task, name) for name in ("oktopk", "stable_topk")))
+
+
+def _oktopk_loss_ratio(frames: Frames, task: str) -> Estimate | None:
+    """Return the training loss at the end with Ok-Topk over that of dense training."""
+    oktopk, dense = (run_keys(frames, task, method, "epoch") for method in ("oktopk", "dense"))
     return final_ratio(frames, oktopk, dense, COLUMN)
-
-
-def _indicated(ours: Ours, frames: Frames, *of: Any) -> Estimate | None:
-    """A value without its interval: nothing simulated decides."""
-    value = ours(frames, *of)
-    return value and Estimate(value.value, n=value.n, sample_kind=value.sample_kind)
