@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from analysis.bands import Band
 from analysis.stats import Estimate
 
 
@@ -29,7 +30,8 @@ class Target(Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_met(self, value: Estimate) -> bool:
         """Judge by the median. A median that equals the bound meets it; the interval decides nothing."""
-        return value.value >= self.bound if self.is_lower_bound else value.value <= self.bound
+        band = Band(low=self.bound) if self.is_lower_bound else Band(high=self.bound)
+        return band.contains(value.value)
 
     def verdict(self, result: Mapping[str, Any]) -> str:
         """Return a sentence on the bound, the number and whether it is met."""
