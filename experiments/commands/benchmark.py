@@ -114,8 +114,8 @@ def _describe_composing(composed_times: Sequence[ComposedTime]) -> str:
     if not composed_times:
         return ""
     errors = captions.join_words(
-        f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, {time.link}: "
-        f"{format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
+        f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, "
+        f"{time.link}: {format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
         for time in composed_times
     )
     return f"Times are composed. Trainings in real time as a whole were off by {errors}."

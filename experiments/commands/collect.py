@@ -92,7 +92,7 @@ def shipping(folders: ResultFolders) -> Iterator[str]:
         if set(runs) <= {*frames.runs["run_id"], *old}:
             write_json(indexes / f"{name}.json", {"runs": runs})
     merged = strip_private_facts(add_outcomes(merge_frames(before, thinned(as_known(before, frames)))))
-    needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
+    needed = {run for path in indexes.glob("*.json") for run in read_index(path)}
     parquet.write_parquet(select_run_ids(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
     drawn_from_runs = (path.stem.rpartition("-") for path in sorted(indexes.glob("*.json")))
@@ -164,7 +164,7 @@ def published_figures() -> list[Figure]:
     return [figure for figure in load_readable_figures() if not figure.has_runs]
 
 
-def index_of(path: Path) -> list[str]:
+def read_index(path: Path) -> list[str]:
     """The runs of a figure that was shipped.
 
     Raises:
@@ -206,7 +206,7 @@ def shipped_verdicts(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
     shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.ItemVerdict]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
         figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
-        rows += [(figure.name, verdict) for verdict in figure.judge(select_run_ids(shipped, index_of(path)))]
+        rows += [(figure.name, verdict) for verdict in figure.judge(select_run_ids(shipped, read_index(path)))]
     for figure in published_figures():
         rows += [(figure.name, verdict) for verdict in figure.judge(empty_frames())]
     return rows

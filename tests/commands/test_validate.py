@@ -15,7 +15,7 @@ from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from analysis.records.store import Attempt
 from experiments import figures
 from experiments.commands import validate as command
-from experiments.commands.collect import drawn, index_of
+from experiments.commands.collect import drawn, read_index
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
@@ -45,7 +45,7 @@ def own(tmp_path: Path) -> Attempt:
 def add_to_figure(shipped: Path, run: str) -> None:
     """Let the figure be drawn from one run more."""
     index = shipped / "figures" / "fig4-laptop.json"
-    write_json(index, {"runs": [run, *index_of(index)]})
+    write_json(index, {"runs": [run, *read_index(index)]})
 
 
 @pytest.mark.usefixtures("shipped")
@@ -98,14 +98,14 @@ OF_ONE_LAUNCH = {
 
 
 def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
-    assert list(command.outdated(ResultFolders())) == []
+    assert list(command.find_outdated(ResultFolders())) == []
     add_to_figure(shipped, "old-run")
-    (told,) = command.outdated(ResultFolders())
+    (told,) = command.find_outdated(ResultFolders())
     assert told.startswith("fig4-laptop is drawn from 1 runs that fig4 does not ask for any more")
 
 
 def test_every_other_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
-    assert {line.split()[0] for line in command.outdated(ResultFolders())} == OF_ONE_LAUNCH
+    assert {line.split()[0] for line in command.find_outdated(ResultFolders())} == OF_ONE_LAUNCH
 
 
 def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped: Path) -> None:

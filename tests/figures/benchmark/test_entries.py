@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from analysis.records.store import Store
-from experiments.commands.enter import sentence
+from experiments.commands.enter import describe_cell
 from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import entries
@@ -160,7 +160,7 @@ def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
 
 def test_a_line_on_a_cell_that_misses_the_target_tells_no_gain() -> None:
     """Seeds that reach it may be quick: its time is infinite all the same."""
-    assert "times as soon as dense" in sentence(cell())
-    assert sentence(cell(word="misses the target")) == (
+    assert "times as soon as dense" in describe_cell(cell())
+    assert describe_cell(cell(word="misses the target")) == (
         "topk on gpt-ptb, 4 workers, internet_100m_50ms: misses the target"
     )
