@@ -144,12 +144,12 @@ def load_or_train(name: str, folder: Path, device: torch.device) -> StepInputs:
         buffer = io.BytesIO()
         torch.save(train(name, dataset, root, device), buffer)
         write_atomic(path, buffer.getvalue(), durable=False)
-    kept = torch.load(path, map_location=device, weights_only=True)
+    saved = torch.load(path, map_location=device, weights_only=True)
     residual, gradients = (  # copied into memory as the library allocates it
-        huge_pages.request(torch.empty_like(kept[part])).copy_(kept[part])
+        huge_pages.request(torch.empty_like(saved[part])).copy_(saved[part])
         for part in ("residual", "gradients")
     )
-    return StepInputs(residual, gradients, kept["source"])
+    return StepInputs(residual, gradients, saved["source"])
 
 
 def train(name: str, dataset: str, root: Path, device: torch.device) -> dict[str, Any]:

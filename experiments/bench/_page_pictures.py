@@ -50,14 +50,14 @@ def draw_selections(rows: Sequence[Record]) -> plots.Figure:
     names = order_by_time(timed, by_n, n, floor)
     densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION.density]
     density_words = join_words(map(format_number, densities))
-    left = ratio_dots(
+    panel_by_n = ratio_dots(
         by_n, names, "n", floor, BLUES, labelled=n, title=f"by elements n (density {density_words})"
     )
-    right = ratio_dots(
+    panel_by_density = ratio_dots(
         by_density, names, "density", floor, ORANGES, title=f"by density k/n (n = {format_number(n)})"
     )
     height = SELECT_MARGIN_INCHES + SELECT_ROW_INCHES * max(len(names), 3)
-    return plots.compose_figure([left, right], height, sharey=True)
+    return plots.compose_figure([panel_by_n, panel_by_density], height, sharey=True)
 
 
 def order_by_time(timed: Sequence[Record], by_n: Sequence[Record], n: int, floor: str) -> list[str]:
@@ -137,7 +137,8 @@ def draw_steps(rows: Sequence[Record]) -> plots.Figure:
     timed.sort(key=lambda row: network_order(row["network"]))
     names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed)]
     panels = [
-        labelled_ratio_dots([*own], names, title=network) for network, own in groupby(timed, network_title)
+        labelled_ratio_dots([*of_network], names, title=title)
+        for title, of_network in groupby(timed, network_title)
     ]
     if not panels:
         panels = [labelled_ratio_dots([], [*STEP_ROWS], title="no step was timed")]

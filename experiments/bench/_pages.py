@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jinja2
-import pandas as pd
 from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
@@ -306,7 +305,7 @@ class Page:
         if not cells:
             return f"{note}\n"
         units = {column: unit for column, unit in UNITS.items() if column in cells[0]}
-        return Table("", pd.DataFrame(cells), units, note).to_markdown()
+        return Table.from_rows("", cells, units, note).to_markdown()
 
 
 def make_cell(row: Record, source: str | Callable[[Record], Cell]) -> Cell:

@@ -63,12 +63,12 @@ def auto(
     fused was faster than torch at every density that was measured, which it should be.
 
     Args:
-        n: elements; by default ten sizes from 64 to 25.6 million, and --layers.
-        layers: those of VGG-16.
+        n: numbers of elements; by default ten sizes from 64 to 25.6 million, and --layers.
+        layers: search the layers of VGG-16.
         density: k/n.
-        seconds: after which a case stops repeating.
-        device: cuda where there is one.
-        threads: CPU threads; torch's by default.
+        seconds: time after which a case stops repeating.
+        device: cpu or cuda; by default cuda where there is a GPU.
+        threads: CPU threads; by default torch's number.
     """
     on = choose_device(device, threads)
     groups: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]

@@ -44,8 +44,8 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
     lengths come on top of it, and thresholds select about k.
 
     Args:
-        n: elements, in rows of 100.
-        methods: names, with commas; all by default.
+        n: number of elements, in rows of 100.
+        methods: names of methods, with commas; by default all.
     """
     if n % ROW_LENGTH:
         raise ValueError(f"--n {n}: {n} is no multiple of {ROW_LENGTH}, the length of a row")

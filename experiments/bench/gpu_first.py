@@ -44,6 +44,7 @@ GRACE_S = 20.0  # that a part gets to save, once it is told to end
 MIN_S_OF_RESUMABLE_PART = 60.0  # for less it is not worth starting
 TAIL_LINES = 12
 POLL_S = 0.1
+TOLD_TO_END = "told to end"
 REUSED = "already measured; --force"  # says `python -m experiments run` of a run that it did not make
 DEVICE = "device=cpu"
 
@@ -123,10 +124,10 @@ def gpu_first(
     part, its log, and the summary.
 
     Args:
-        settings: device=cpu, as it is said to the other commands.
+        settings: device=cpu, as other commands take it.
         plan: print the parts with their minutes, and end.
-        parts: these only, with commas.
-        device: cpu for a rehearsal, at toy size.
+        parts: names of parts to run, with commas; by default all.
+        device: cuda, or cpu for a rehearsal at toy size.
     """
     if unknown := [word for word in settings if word != DEVICE]:
         raise ValueError(f"gpu-first takes {DEVICE}, and no {unknown[0]}")
@@ -200,7 +201,7 @@ class GpuSession:
                     continue
                 record = self.run_part(part, limit_s, record)
                 write_json(self.record_path(part.name), record)
-                was_interrupted = record["why"] == "told to end"
+                was_interrupted = record["why"] == TOLD_TO_END
             print(describe_record(record), flush=True)
         records = self.read_records()
         summary = summarise(records, self.all_parts, self.device_name, self.is_rehearsal)
@@ -318,7 +319,7 @@ def explain_end(part: GpuPart, end: PartEnd, limit_s: float) -> tuple[str, str]:
         is_signal = end.exit_code < 0
         return "failed", f"killed by signal {-end.exit_code}" if is_signal else f"exit code {end.exit_code}"
     if end.was_interrupted:
-        return "interrupted", "told to end"
+        return "interrupted", TOLD_TO_END
     if limit_s < 60 * part.limit_min:
         return "interrupted", "this call's minutes were over"
     return "too long", f"it was ended at its limit of {part.limit_min:g} min"

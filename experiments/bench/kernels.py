@@ -68,10 +68,10 @@ def kernels(
     ends there, for compute-sanitizer. A CPU has no graph: there both columns are the host's clock.
 
     Args:
-        n: elements, float32.
+        n: numbers of elements, float32.
         rows: some of add, fused, fallback, threshold, eager; all by default.
-        repeats: 11 on a CPU, 50 on a GPU.
-        device: cuda where there is one.
+        repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
+        device: cpu or cuda; by default cuda where there is a GPU.
         check: compare what is selected, and time nothing.
     """
     check_names("row", rows, STEPS)

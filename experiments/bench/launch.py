@@ -34,8 +34,8 @@ def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Benchmar
     device is idle when a step begins.
 
     Args:
-        n: elements; they hardly matter to the host.
-        repeats: steps of each kind that are timed.
+        n: number of elements; it hardly matters to the host.
+        repeats: number of timed steps of each kind.
     """
     import triton  # takes its time
 

@@ -333,8 +333,10 @@ def format_fits(fits: Mapping[str, LinkFit]) -> str:
 def format_residuals(rows: Sequence[Record]) -> str:
     """Return the median of each size, and how far both fits are from it, as Markdown."""
     fits = fit_by_kind(rows)
-    joint = fits.pop(JOINT).residuals
-    own = chain.from_iterable(fit.residuals for fit in fits.values())  # rows of a kind follow each other
+    joint_errors = fits.pop(JOINT).residuals
+    own_errors = chain.from_iterable(
+        fit.residuals for fit in fits.values()
+    )  # rows of a kind follow each other
     cells = [
         {
             "message": row["message"],
@@ -343,7 +345,7 @@ def format_residuals(rows: Sequence[Record]) -> str:
             "error of its own fit": 100 * own_error,
             "error of the joint fit": 100 * joint_error,
         }
-        for row, own_error, joint_error in zip(rows, own, joint, strict=True)
+        for row, own_error, joint_error in zip(rows, own_errors, joint_errors, strict=True)
     ]
     units = {"size": "bytes", "median": "ms", "error of its own fit": "%", "error of the joint fit": "%"}
     return Table.from_rows("", cells, units).to_markdown()

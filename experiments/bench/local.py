@@ -67,12 +67,12 @@ def local(
 
     Args:
         parts: exchange, step.
-        layers: of the decoder.
-        width: of its layers, a multiple of 5.
-        vocabulary: tokens of its embedding.
+        layers: number of layers of the decoder.
+        width: width of its layers, a multiple of 5.
+        vocabulary: number of tokens of its embedding.
         density: k/n, of each chunk of SparseLoCo.
-        launches: processes.
-        turns: of each exchange in a launch; ten times as many of each step.
+        launches: number of launches.
+        turns: turns of each exchange in a launch; a step has ten times as many.
     """
     size = {"layers": layers, "width": width, "vocabulary": vocabulary, "density": density}
     is_default = [*size.values()] == [8, 320, 1000, 1 / 64]

@@ -45,10 +45,10 @@ def methods(
     settle, are not counted.
 
     Args:
-        n: elements.
-        methods: names, with commas; all by default.
-        repeats: pairs that are timed.
-        device: cuda where there is one.
+        n: numbers of elements.
+        methods: names of methods, with commas; by default all.
+        repeats: number of timed pairs.
+        device: cpu or cuda; by default cuda where there is a GPU.
     """
     on = choose_device(device)
     names = parse_methods(methods)

@@ -72,15 +72,15 @@ def overlap(
     last line is for the ratio nearest to 1.
 
     Args:
-        rows: method and wrapper.
-        ratios: communication / backward pass.
-        latency_ms: of each message.
+        rows: methods with their wrappers.
+        ratios: time of communication / time of the backward pass.
+        latency_ms: latency of each message.
         density: k/n of topk.
-        bucket_mb: of what is aggregated together.
+        bucket_mb: size of the buckets that are aggregated together.
         network: vgg16 or small_cnn.
         batch: images a worker and step.
-        workers: processes, of one thread each.
-        repeats: steps of each kind that are timed.
+        workers: number of processes, of one thread each.
+        repeats: number of timed steps of each kind.
     """
     nearest_ratio = min(ratios, key=lambda ratio: abs(math.log(ratio)))
     training: dict[str, Any] = {

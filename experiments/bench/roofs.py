@@ -31,9 +31,9 @@ def roofs(
     """Measure how fast this device's memory copies, adds in place, and reads; and list versions.
 
     Args:
-        n: elements, float32.
-        repeats: 11 on a CPU, 50 on a GPU.
-        device: cuda where there is one.
+        n: numbers of elements, float32.
+        repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
+        device: cpu or cuda; by default cuda where there is a GPU.
     """
     on = choose_device(device)
     repeats = repeats or DEFAULT_REPEATS[on.type]

@@ -93,17 +93,17 @@ def select(
     0.001, normal numbers.
 
     Args:
-        n: elements.
+        n: numbers of elements.
         density: k/n.
         distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18; real: the networks.
         rows: some of add, copy, fused, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
             compile, sort, paper_kernel; all by default.
-        repeats: repetitions; 11 on a CPU, 50 on a GPU by default.
-        seconds: after which a row stops repeating.
-        device: cuda where there is one.
-        threads: CPU threads; torch's by default.
-        flush: MiB that are read before each step; more than the last cache holds by default.
-        gradients: folder where real ones are kept.
+        repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
+        seconds: time after which a row stops repeating.
+        device: cpu or cuda; by default cuda where there is a GPU.
+        threads: CPU threads; by default torch's number.
+        flush: MiB that are read before each step; by default more than the last cache holds.
+        gradients: folder where gradients of the networks are kept.
     """
     check_names("row", rows, STEP_KINDS)
     names = [name for name in STEP_KINDS if name in (rows or STEP_KINDS)]
@@ -202,17 +202,14 @@ def make_row(
         "spread": spread["spread"],
         "cpu_ms": summarise_turns(times.cpu_ms),
     }
-    others = {other: times_by_row.get(other, RowTimes()) for other in (*FLOORS, *EAGER_ROWS)}
     for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):
-        for floor in FLOORS:
-            row[f"{clock}over_{floor}"] = summarise_turn_ratios(
-                vars(times)[field], vars(others[floor])[field]
-            )
-    for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):
-        for eager in EAGER_ROWS:
-            row[f"{clock}{eager}_over"] = summarise_turn_ratios(
-                vars(others[eager])[field], vars(times)[field]
-            )
+        own_ms = getattr(times, field)
+        for other in (*FLOORS, *EAGER_ROWS):
+            other_ms = getattr(times_by_row.get(other), field, None)
+            if other in FLOORS:
+                row[f"{clock}over_{other}"] = summarise_turn_ratios(own_ms, other_ms)
+            else:
+                row[f"{clock}{other}_over"] = summarise_turn_ratios(other_ms, own_ms)
     return row | {
         "bytes_per_element": None if bytes_per_element is None else round(bytes_per_element, 3),
         "bytes_words": bytes_words,
@@ -260,7 +257,7 @@ def summarise(rows: list[Record]) -> Record:
         ratios[name] = row.get(field)
         cpu_ratios[name] = row.get(f"cpu_{field}")
         if ratios[name] is None:
-            why = [explain_missing_times(each, row_by_name) for each in (above, below)]
+            why = [explain_missing_times(compared, row_by_name) for compared in (above, below)]
             reasons[name] = "; ".join(filter(None, why))
     result = {"torch": rows[0]["torch"], **case._asdict(), **ratios}
     if is_cpu:

@@ -42,19 +42,19 @@ def shard(
 ) -> Benchmark:
     """Time whole steps of a sharded transformer with `sparsify.shard` and with torch's HSDP, side by side.
 
-    Worker processes of one thread each, over loopback. A launch is a fresh set of them; in it all ways take
+    Worker processes of one thread each, over loopback. A launch is a fresh set of them; in it all rows take
     their steps in turns, in random order, and its ratio is the median of those within a turn. What is
     reported is the median over launches, with the smallest and the largest. CPU time is that of all workers,
     wall time that of the slowest.
 
     Args:
-        ways: what is compared with torch's own HSDP.
-        replicas, shards: of the mesh.
-        width, layers: of the transformer.
-        batch, length: of random inputs.
+        ways: methods to compare with torch's own HSDP.
+        replicas, shards: sizes of the mesh.
+        width, layers: sizes of the transformer.
+        batch, length: sizes of random inputs.
         density: k/n of topk.
-        launches: sets of processes.
-        turns: steps of each way in a launch.
+        launches: number of launches.
+        turns: steps of each row in a launch.
     """
     size: dict[str, Any] = {
         "width": width,

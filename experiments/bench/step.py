@@ -47,7 +47,7 @@ def step(
 
     *time*: zero_grad, forward, backward, averaging and the optimizer's step, of small images, so that what
     averaging costs is not lost in what the network computes. A launch is a fresh set of processes of one
-    thread each; in it all ways take their steps in turns, in random order, and its ratio is the median of
+    thread each; in it all rows take their steps in turns, in random order, and its ratio is the median of
     those within a turn. What is reported is the median over launches, with the smallest and the largest. CPU
     time is of all threads and workers; wall time stands beside it.
 
@@ -63,14 +63,15 @@ def step(
     Args:
         parts: time, counts, around.
         networks: linears, which has two small tensors a layer; resnet50; vgg16.
-        ways: some of those that are compared; all by default. `ddp` is always among them.
-        workers: processes, of one thread each, that are timed; one of all ways of ResNet-50 takes 5 GB.
-        count_workers: those of which a step is counted.
-        launches: sets of processes.
-        turns: steps of each way in a launch; 40 of linears, 9 of others by default.
+        ways: rows to compare; by default all. `ddp` is always among them.
+        workers: numbers of timed processes, of one thread each; one process with all rows of ResNet-50 takes
+            5 GB.
+        count_workers: number of processes whose step is counted.
+        launches: number of launches.
+        turns: steps of each row in a launch; by default 40 of linears, 9 of other networks.
         density: k/n of topk.
-        bucket_mb: scope of the ways that have one in MB.
-        layers: of linears.
+        bucket_mb: scope of the rows whose scope is in MB.
+        layers: number of layers of linears.
     """
     check_names("way", ways, STEP_MAKERS)
     timed = [name for name in STEP_MAKERS if name == DDP or name in (ways or STEP_MAKERS)]

@@ -29,7 +29,7 @@ def test_a_fit_finds_the_link_behind_exact_times_and_intervals_hold_that_behind_
     exact, found = fit_link(COSTS, noisy(0.0)), fit_link(COSTS, noisy(0.1))
     for name, true in NUMBERS.items():
         interval = getattr(found, name)
-        assert getattr(exact, name) == pytest.approx((true,) * 3)
+        assert getattr(exact, name)[:3] == pytest.approx((true,) * 3)
         assert interval.low < true < interval.high
     assert exact.residuals == pytest.approx([0.0] * len(COSTS), abs=1e-9)
     assert max(map(abs, found.residuals)) < 0.1
