@@ -1,4 +1,4 @@
-"""The command line: python -m experiments COMMAND [WORD ...] [OPTION ...]"""
+"""Entry point of the command line: python -m experiments COMMAND [WORD ...] [OPTION ...]."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _report_error(error: BaseException, sentence: str, code: int, is_traced: boo
 
 
 def _parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """The command that words mean, with what it is given; help is printed at once.
+    """Return a function that carries out the command; print help at once where it is asked for.
 
     Options may stand before a command; what all commands import is not imported for help.
     """
@@ -136,7 +136,7 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
 
 
 def _run_without_command(options: Sequence[str]) -> int:
-    """What options mean alone: all commands, or the version."""
+    """Print all commands, or the version, where no command is given."""
     from experiments import commands
 
     if strangers := [option for option in options if option not in commands.GLOBAL_OPTIONS]:

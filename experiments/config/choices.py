@@ -1,5 +1,6 @@
-"""What can be chosen on the command line, group=option: files of conf/, methods, tasks. Without Hydra, which
-takes its time to import, so that completion can ask.
+"""Choices on the command line, group=option: files of conf/, methods and tasks.
+
+Hydra, which takes its time to import, is not imported, so that completion can ask.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ KEYS_SET_BY_CHOICE = (
 
 
 def settable_types(allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of those leaves that a word can set; groups are chosen, not set."""
+    """Return the types of the keys that a word can set; groups are chosen, not set."""
     return {name: kind for name, kind in allowed.items() if name not in (*KEYS_SET_BY_CHOICE, *GROUPS)}
 
 
 def conf_folders() -> list[Path]:
-    """The folders that configurations are found in: conf/, conf/local/ where it is, those of $SPARSIFY_CONF.
+    """Return the folders of configurations: conf/, conf/local/ where it exists, and those of $SPARSIFY_CONF.
 
     Raises:
         ValueError: $SPARSIFY_CONF names a folder that is not there.
@@ -52,7 +53,7 @@ def conf_folders() -> list[Path]:
 
 
 def files_by_option(group: str) -> dict[str, Path]:
-    """The files of a group by the name of their option.
+    """Return the files of a group, by the names of their options.
 
     Raises:
         ValueError: two files for one option.
@@ -71,7 +72,7 @@ def is_task_file(path: Path) -> bool:
 
 
 def values_in_cluster_files(field: str) -> set[str]:
-    """The values that the files of conf/cluster give to a field, as they stand there."""
+    """Return the values that the files of conf/cluster give to a field, as text."""
     found = set[str]()
     for path in files_by_option("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
@@ -82,13 +83,13 @@ def values_in_cluster_files(field: str) -> set[str]:
 
 
 def options(group: str) -> list[str]:
-    """The options that can follow `group=`: files of conf/<group>/, and every registered method or task."""
+    """Return the options that can follow `group=`: files of conf/<group>/ and registered methods or tasks."""
     registered = REGISTRIES[group].names() if group in REGISTRIES else []
     return sorted({*registered, *files_by_option(group)})
 
 
 def describe_option(group: str, option: str) -> str:
-    """The description of an option: its function's docstring, or the comment at the beginning of its file."""
+    """Return the docstring of an option's function, or the comment at the beginning of its file."""
     if group in REGISTRIES and option in REGISTRIES[group].names():
         try:
             return REGISTRIES[group].docstring(option).partition("\nArgs:")[0].strip()
@@ -104,8 +105,10 @@ def describe_option(group: str, option: str) -> str:
 
 
 def parameter_meanings(registry: Registry, name: str) -> dict[str, str]:
-    """The meaning of each parameter, by the docstring: its own, else that of `COMMON_ENTRY_BY_NOUN`, which describes what
-    several entries have in common. `a, b: ...` describes both.
+    """Return the meaning of each parameter of an entry.
+
+    A meaning is from the entry's docstring, or else from that of the entry in `COMMON_ENTRY_BY_NOUN`, which
+    describes what several entries have in common. `a, b: ...` in a docstring describes both.
 
     Raises:
         BrokenFile: the entry's file can't be read.
@@ -118,7 +121,7 @@ def parameter_meanings(registry: Registry, name: str) -> dict[str, str]:
 
 
 def _documented_parameters(registry: Registry, name: str) -> dict[str, str]:
-    """The meanings in an entry's own docstring."""
+    """Return the meanings in an entry's own docstring."""
     import griffe  # a tenth of a second, which only help takes
 
     found: dict[str, str] = {}

@@ -43,8 +43,9 @@ MAX_NAMED_FILES = 3  # of the files that are missing or changed
 
 
 def list_files(root: Path) -> list[Path]:
-    """The code's files, relative to the checkout: all that its folders hold, whatever its kind, without what
-    Python and editors leave there.
+    """Return the code's files, relative to the checkout.
+
+    These are all files of its folders, of any kind, without what Python and editors leave there.
     """
     found = (path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
     return sorted(path for path in (path.relative_to(root) for path in found) if not _is_leftover(path))
@@ -77,7 +78,7 @@ def code_digest() -> str:
 
 @cache
 def digest_by_source() -> dict[str, str]:
-    """The digest of each file that a run's numbers may rest on."""
+    """Return the digest of each file that a run's numbers may rest on."""
     paths = list_files(ROOT)
     return _digest_by_path(
         ROOT, (path for path in paths if any(path.is_relative_to(room) for room in MEASURING_FOLDERS))
@@ -85,7 +86,7 @@ def digest_by_source() -> dict[str, str]:
 
 
 def changed_sources(then: Mapping[str, str], chosen: Collection[str]) -> list[str]:
-    """The files of `then`, which were `digest_by_source`, that are not what they were.
+    """Return the recorded source files that have changed since.
 
     Args:
         chosen: names of the run's method, task and data set: it does not rest on the files of others.
@@ -101,7 +102,7 @@ def _affects(path: Path, chosen: Collection[str]) -> bool:
 
 @cache
 def git_state() -> dict[str, str | None]:
-    """The commit, and 12 digits of a hash over the differences from it; None where there are none."""
+    """Return the commit, and 12 digits of a hash over the differences from it, or None for either."""
     if (noted := read_json_or_none(ROOT / NOTE_FILE)) is not None:
         return {"commit": noted.get("commit"), "dirty": noted.get("dirty")}
     changed = _git("status", "--porcelain", "--", *CODE)
@@ -111,7 +112,7 @@ def git_state() -> dict[str, str | None]:
 
 
 def _git(*words: str) -> str | None:
-    """The text that git prints, or None where there is no git or no repository."""
+    """Return the text that git prints, or None without git or a repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True
@@ -122,7 +123,7 @@ def _git(*words: str) -> str | None:
 
 
 def copy_code_into(folder: Path) -> Path:
-    """A copy of the code, named by its digest: what is edited after submission changes no job.
+    """Copy the code into a folder named by its digest, so that later edits change no submitted job.
 
     Copies are shared by all that submit the same code, and lie in a results folder, which may come from
     anybody: each file gets the content that it has here, and what else is there is removed. Jobs keep no
@@ -164,7 +165,7 @@ def remove_extra_files(copy: Path, wanted: Collection[str] | None = None) -> lis
 
 
 def _read_noted_digests(copy: Path) -> dict[str, str] | None:
-    """The digests of a copy's files, by the note in it; None where that is not the one that the copy had."""
+    """Return the digests of a copy's files from its note, or None if the note is not the copy's own."""
     files_then: Any = (read_json_or_none(copy / NOTE_FILE) or {}).get("files")
     is_own = not copy.is_symlink() and _digest_json(files_then) == copy.name
     return files_then if is_own else None
@@ -199,8 +200,9 @@ def _describe_fault(path: Path, sha: str) -> str:
 
 
 def _find_extra_files(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
-    """Yield what lies in a copy of the code and is no part of it: Python would take a module, or bytecode,
-    from wherever it is. Links are no part of any copy.
+    """Yield what lies in a copy of the code and is no part of it.
+
+    Python would take a module, or bytecode, from wherever it is. Links are no part of any copy.
     """
     folders = {str(parent) for name in wanted for parent in Path(name).parents}
     for path in walk_entries(copy):

@@ -67,14 +67,14 @@ class ComposedConfig:
 
 
 class ComposedTree(NamedTuple):
-    """What Hydra makes of choices."""
+    """The values that Hydra composes from choices."""
 
     said: dict[str, Any]
     refer: bool  # do some of them to others, as in ${task.name}?
 
 
 def resolve(asked: RunOrWords) -> Config:
-    """The config of one run.
+    """Return the configuration of one run.
 
     Raises:
         ValueError: an unknown group, option, key or value; the message lists what there is.
@@ -90,7 +90,7 @@ def resolve(asked: RunOrWords) -> Config:
 
 
 def _resolve_variants(run: Run) -> Config:
-    """The config of a run whose variants take turns: that of the first, and each."""
+    """Return the configuration of the first variant, with all that take turns in it."""
     if idle := next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None):
         raise ValueError(
             f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
@@ -191,7 +191,7 @@ def config_as_yaml(config: Config) -> str:
 
 
 def keys_of_same_part(dotted: str, known: list[str]) -> list[str]:
-    """The keys of the part that this one belongs to; all that are known, where there is no such part."""
+    """Return the known keys of the part that a key names, or all known keys if there is no such part."""
     return [name for name in known if name.partition(".")[0] == dotted.partition(".")[0]] or known
 
 
@@ -216,7 +216,7 @@ def _apply_momentum_once(config: Config, is_given: bool) -> Config:
 
 @cache
 def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> ComposedConfig:
-    """The config of these choices: what conf/ says, else the defaults of fields and signatures."""
+    """Return the configuration of these choices: values of conf/, else defaults of fields and signatures."""
     for group, option in choices:
         check_choice(group, option)
     said = _compose_tree({key: value for key, value in choices if key != "inside"}, folders)
@@ -252,8 +252,10 @@ def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> Co
 
 
 def _compose_tree(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
-    """What Hydra composes. Methods and tasks without a file differ in their name alone, if nothing refers to
-    it: one stands for all, and the name is put in afterwards.
+    """Return the tree that Hydra composes from choices.
+
+    Methods and tasks without a preset differ in their name alone, if nothing refers to it. So Hydra composes
+    one of them for all, and the name is put in afterwards.
     """
     names = {
         noun: choices[noun] for noun in REGISTRIES if choices.get(noun, "") in _names_without_preset(noun)
@@ -280,7 +282,7 @@ def _names_without_preset(noun: str) -> list[str]:
 def _add_link_inside_nodes(
     cluster: dict[str, Any], inside: str | None, folders: tuple[Path, ...]
 ) -> dict[str, Any]:
-    """The cluster with the link that joins virtual ranks of one node, by the name of its file."""
+    """Return the cluster with the link that joins virtual ranks of one node, read from the link's file."""
     if inside and cluster.get("where") != "virtual":
         raise ValueError(
             f"inside={inside} joins virtual ranks of one node, and cluster={cluster['name']} has nodes "
@@ -306,7 +308,10 @@ class BoundedConfigSource(FileConfigSource):
     """Hydra's way to files, each within the bounds of `conf_files`."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The content of a file; a ValueError where it can't be used."""
+        """Return the content of a file.
+
+        Raises a ValueError where the file can't be used.
+        """
         read_yaml_text(path := Path(self.path, self._normalize_file_name(config_path)))
         try:
             loaded = super().load_config(config_path)
@@ -319,7 +324,7 @@ class BoundedConfigSource(FileConfigSource):
 
 @cache
 def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTree:
-    """The values that Hydra composes from these choices of groups, in a sixth of a second."""
+    """Return the values that Hydra composes from these choices of groups, in a sixth of a second."""
     store = ConfigStore.instance()
     for noun, registry in REGISTRIES.items():
         for name in {*registry.names()} - {*files_by_option(noun)}:
@@ -352,7 +357,7 @@ def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTre
 
 
 def _add_option_names(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The config with the names of chosen files, so that a copy of a file shares no keys of runs with it."""
+    """Return the tree with the names of chosen files, so that a copied file has keys of runs of its own."""
     config = {"cluster": {}, "container": {}, **config}
     for dotted in ("cluster", "cluster.link", "container"):
         above, _, name = dotted.rpartition(".")
@@ -366,7 +371,9 @@ def _add_option_names(config: dict[str, Any], names: Mapping[str, str]) -> dict[
 
 
 def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
-    """The run that asks for a measured one again: its choices, and what some profile would give other values.
+    """Return the run that asks for a recorded one again.
+
+    Its settings are the recorded choices, and every value that some profile would change.
 
     Args:
         configs: of its variants, by name; of an ordinary run one, whose name is empty.
@@ -393,7 +400,7 @@ def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
 
 
 def _combine_variants(asked: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
-    """The run whose variants have these settings, and take turns as this configuration of one says."""
+    """Return the run whose variants have these settings, and take turns as a recorded configuration says."""
     shared = {
         leaf: value
         for leaf, value in next(iter(asked.values())).items()
@@ -409,7 +416,7 @@ def _combine_variants(asked: Mapping[str, Mapping[str, Any]], config: Mapping[st
 
 
 def _recover_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that ask for one configuration again, whatever the profile."""
+    """Return the settings that ask for a recorded configuration again, whatever the profile."""
     chosen = {
         "method": config["method"]["name"], "task": config["task"]["name"],
         "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],

@@ -20,14 +20,14 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlSize(NamedTuple):
-    """How much a part of a file comes to, where each alias is replaced by what it stands for."""
+    """The size of a part of a file, with each alias replaced by the part that it stands for."""
 
     values: int = 1
     height: int = 0  # of lists and sections within each other
 
 
 def read_yaml_text(path: Path) -> str:
-    """The text of a file, which is YAML of a size that is soon read.
+    """Return the text of a YAML file that is small enough to be read soon.
 
     Raises:
         ValueError: it is not.
@@ -41,7 +41,7 @@ def read_yaml_text(path: Path) -> str:
 
 
 def make_file_error(path: Path, error: Exception) -> ValueError:
-    """What somebody who reads a file found wrong with it, as a sentence."""
+    """Return an error whose sentence names the file and what is wrong with it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return ValueError(f"{path}, line {error.problem_mark.line + 1}: {error.problem}")
     return ValueError(f"{path} can't be read: {str(error).strip().partition(chr(10))[0]}")

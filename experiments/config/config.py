@@ -128,7 +128,7 @@ class VariantConfig(Settings):
         return self.record_beside(self.config)
 
     def record_beside(self, first: Config) -> dict[str, Any]:
-        """The name, and this variant's parts of MAY_DIFFER, without what records leave out."""
+        """Return the name, and the settings that records keep beside the first variant's."""
         parts: dict[str, Any] = {"name": self.name}
         recorded = self.config.as_dict()
         for dotted in KEYS_OF_VARIANTS:
@@ -248,7 +248,9 @@ class Config(Settings):
 
     @classmethod
     def from_record(cls, recorded: Mapping[str, Any]) -> Config:
-        """The config that `as_dict` recorded, with what older records mean by leaving something out.
+        """Return the configuration that `as_dict` recorded.
+
+        What older records leave out gets the value that it meant then.
 
         It is taken as it stands: when it was resolved, it was checked.
         """
@@ -265,7 +267,7 @@ class Config(Settings):
 
 
 def setting_types_of(config: Config) -> dict[str, Any]:
-    """The type of every leaf of a config like this one, by its dotted key."""
+    """Return the type of every setting of a configuration, by its dotted key."""
     inside = isinstance(config.cluster, VirtualCluster) and config.cluster.inside is not None
     kinds = type(config.cluster), type(config.container)
     return setting_types_for(config.method.name, config.task.name, *kinds, inside)
@@ -274,7 +276,7 @@ def setting_types_of(config: Config) -> dict[str, Any]:
 def setting_types_for(
     method: str, task: str, cluster: type[Settings], container: type[Settings], inside: bool = False
 ) -> dict[str, Any]:
-    """The same of any config with this method and task, and these kinds of cluster and container.
+    """Return the type of every setting, for a method, a task and kinds of cluster and container.
 
     Args:
         inside: have nodes a link of their own inside?

@@ -44,7 +44,7 @@ class DatasetFiles:
 
 @cache
 def required_files(dataset: str) -> DatasetFiles | None:
-    """The files that a data set needs; None where it needs none.
+    """Return the files that a data set needs; None where it needs none.
 
     Its file is executed lightly (see `sparsify.core.spec`): importing a data set would import torch.
 
@@ -63,7 +63,7 @@ def required_files(dataset: str) -> DatasetFiles | None:
 
 
 def dataset_of_task(task: str) -> str:
-    """The data set that a task is named after: <network>_<data set>.
+    """Return the data set that a task is named after: <network>_<data set>.
 
     Raises:
         ValueError: there is none of that name.
@@ -93,9 +93,7 @@ def _read_preset_table(name: str) -> dict[str, Any]:
 
 
 def resolve_data_root(given: str | None) -> Path:
-    """The folder that should hold all data sets: `given` by data.root, else $DATA_ROOT, else data/ of the
-    checkout.
-    """
+    """Return the folder of all data sets: data.root, else $DATA_ROOT, else data/ of the checkout."""
     named = Path(given or environment.folder_from_variable("DATA_ROOT") or ROOT / "data")
     return environment.require_utf8(named.expanduser().resolve(), "the folder of data (DATA_ROOT)")
 
@@ -107,7 +105,9 @@ def has_files(root: Path, dataset: str) -> bool:
 
 
 def ensure_dataset(config: Config, say: Callable[[str], None]) -> tuple[Config, Path | None]:
-    """A config whose data set is on this machine, and the folder of its files; None where it needs none.
+    """Find or download the data set of a configuration, or replace it by one that needs no files.
+
+    Returns the configuration, and the folder of all data sets; None where the data set needs no files.
 
     Where the files are neither found nor downloadable, a config that allows it is changed to a data set that
     needs none, which `say` tells in one line.
@@ -142,7 +142,7 @@ def ensure_dataset(config: Config, say: Callable[[str], None]) -> tuple[Config, 
 
 
 def replace_dataset(config: Config, dataset: str) -> Config | None:
-    """The same config on another data set; None where its network has no task on that."""
+    """Return the configuration on another data set; None where its network has no task on that."""
     task = config.task
     name = task.name.removesuffix(dataset_of_task(task.name)) + dataset
     if name not in TASKS.names():
@@ -153,7 +153,7 @@ def replace_dataset(config: Config, dataset: str) -> Config | None:
 
 
 def _suggest_timing_task(config: Config, files: DatasetFiles) -> str:
-    """The end of a sentence: which task needs no files."""
+    """Return the end of a sentence that names a task without files; empty where there is none."""
     changed = replace_dataset(config, files.instead) if files.instead else None
     return f"; task={changed.task.name}, which is for timing only, needs none" if changed else ""
 

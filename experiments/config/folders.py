@@ -32,5 +32,5 @@ class ResultFolders:
         self.report = self.results / "report"  # pages to read in a browser
 
     def launch(self, attempt: Attempt) -> Path:
-        """An attempt's orders, and a folder for each time it was started."""
+        """Return the folder of an attempt's orders, with a folder in it for each time it was started."""
         return self.scratch / f"{attempt.run_id}-{attempt.number:03d}"

@@ -13,9 +13,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
-from experiments.config import choices, unreadable
+from experiments.config import choices
 from experiments.config.config import VARIANT_WORDS
 from experiments.config.machines import Text
+from experiments.config.unreadable import explain_parse_error
 from sparsify.ranges import Constraint, check_value, format_value, quote
 
 MAX_CHARACTERS = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
@@ -37,7 +38,7 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The one value that stands behind a key; of a group, the option's name.
+    """Return the single value that stands behind a key; of a group, the option's name.
 
     Raises:
         ValueError: it can't be read, or is several.
@@ -56,7 +57,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def parse_values(key: str, text: str, max_count: int) -> list[Any]:
-    """Each of the values that stand behind a key, a,b,c or range(1,5); of a longer list `max_count` + 1 suffice.
+    """Return the values that stand behind a key, a,b,c or range(1,5), and at most `max_count` + 1 of them.
 
     Raises:
         ValueError: they can't be read, or are none.
@@ -83,7 +84,7 @@ def parse_values(key: str, text: str, max_count: int) -> list[Any]:
 
 
 def parse_variants(text: str) -> dict[str, dict[str, Any]]:
-    """The settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
+    """Return the settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
     check_value("variants", named := parse_value("variants", text), VariantWords)
     return {name: _parse_variant(name, words) for name, words in named.items()}
 
@@ -111,14 +112,14 @@ def _parse_override(key: str, text: str) -> Override:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
         raise ValueError(
-            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.explain_parse_error(text, error)}; text "
+            f"{format_value(key)}={format_value(text)} can't be read: {explain_parse_error(text, error)}; text "
             "with other signs than letters, digits and -_./:+%@ stands in quotes, as in "
             f"'{format_value(key)}=\"a;b\"'"
         ) from error
 
 
 def format_setting(value: Any) -> str:
-    """A value in this grammar."""
+    """Return the text that Hydra's grammar reads as this value."""
     match value:
         case None:
             return "null"

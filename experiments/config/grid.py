@@ -1,4 +1,4 @@
-"""Words with lists in them -> the runs of a grid: method=topk,randomk method.density=0.001,0.01
+"""Grids: words with lists in them -> runs, as method=topk,randomk method.density=0.001,0.01.
 
 `sweep=thesis` among them names a sweep. The name is no part of a run's config, so that a run may belong to
 several sweeps, and one that was measured before to a new one.
@@ -30,7 +30,7 @@ SWEEP_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,39}")
 
 
 def expand_grid(words: Sequence[str]) -> list[Run]:
-    """A run for each point of the grid, in Hydra's grammar: a,b,c or range(1,5).
+    """Return a run for each point of the grid, in Hydra's grammar: a,b,c or range(1,5).
 
     Raises:
         ValueError: a word that can't be read, or more points than anybody would queue.
@@ -50,7 +50,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
 
 
 def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
-    """The config of each point of the grid that the words span.
+    """Return the configuration of each point of the grid that the words span.
 
     A point at which a method lacks a hyperparameter that others have (`method=dense,topk
     method.density=0.01`) is the run without it.
@@ -89,7 +89,7 @@ def _hyperparameters(method: str) -> frozenset[str]:
 
 
 def split_sweep_name(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The sweep that the words name, and the other words.
+    """Return the sweep that the words name, and the other words.
 
     Raises:
         ValueError: the name is none, or there are several.

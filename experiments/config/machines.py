@@ -61,8 +61,10 @@ class Container(AnyContainer):
 
 @dataclass(frozen=True)
 class LinkSettings(Settings):
-    """The link that joins workers; where it is simulated, a message takes alpha + beta x bytes. From 1 ms on
-    alpha is a way that several messages travel at once.
+    """The link that joins workers.
+
+    Where it is simulated, a message takes alpha + beta x bytes. From 1 ms on, alpha is a way that several
+    messages travel at once.
     """
 
     name: Annotated[Text, "the file of conf/link"]
@@ -81,7 +83,7 @@ class LinkSettings(Settings):
     loss: LossShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
 
     def to_link(self, group: str) -> Link:
-        """The model of this link, for simulated runs and predictions.
+        """Return the cost model of this link, for simulated runs and predictions.
 
         Args:
             group: how the link was chosen, link or inside.
@@ -157,7 +159,7 @@ class VirtualCluster(AnyCluster):
     workers_per_node: Threads = setting(8, "that `inside` joins; without it, it makes no difference")
 
     def to_network(self) -> Network:
-        """The model of what joins the ranks, for simulated runs and predictions.
+        """Return the cost model of what joins the ranks, for simulated runs and predictions.
 
         Raises:
             ValueError: it lacks a number, or has nodes of one worker each and what joins those inside.
@@ -229,7 +231,7 @@ class SlurmCluster(AnyCluster):
     )
 
     def open_ports(self) -> range | None:
-        """The ports of `ports`.
+        """Return the range of ports that `ports` names; None where it names none.
 
         Raises:
             ValueError: they are none, or need root.

@@ -51,8 +51,9 @@ class PlannedRun:
 
     @property
     def gpu_share(self) -> Fraction:
-        """Share of this machine's GPUs that it takes; what is timed, and what has several processes, takes
-        all.
+        """Share of this machine's GPUs that the run takes.
+
+        Timed runs, and runs of several processes, take all.
         """
         if self.config.device == "cpu":
             return Fraction(0)
@@ -61,7 +62,7 @@ class PlannedRun:
 
 
 def default_profile(cluster: str | None) -> str:
-    """The profile paper where there is a GPU, here or on the cluster that is chosen, else laptop."""
+    """Return paper where there is a GPU, here or on the cluster that is chosen, else laptop."""
     if cluster is not None:
         chosen = compose.resolve({"cluster": cluster}).cluster
         if isinstance(chosen, SlurmCluster):
@@ -70,7 +71,10 @@ def default_profile(cluster: str | None) -> str:
 
 
 def requested_profile(asked: Run | Sequence[str]) -> str:
-    """The profile that is asked for, else this machine's default; words may give others several values."""
+    """Return the profile that a run or words ask for, else this machine's default.
+
+    Words may give other settings several values.
+    """
     words = [] if isinstance(asked, Run) else [word.partition("=") for word in asked]
     given = asked.settings if isinstance(asked, Run) else {key: text for key, _, text in words}
     profile = str(given["profile"]) if "profile" in given else default_profile(given.get("cluster"))
@@ -80,8 +84,9 @@ def requested_profile(asked: Run | Sequence[str]) -> str:
 
 
 def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
-    """Runs whose data sets were found, and whose GPU is there where it is to be this machine's; each once,
-    where words made several alike (`seed=3`).
+    """Return the runs of these configurations, each once, with their data sets.
+
+    A data set is downloaded or replaced where it is missing.
 
     Raises:
         ValueError: no data, or no GPU.
@@ -101,7 +106,10 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
 def find_unmeasured_runs(
     planned: Sequence[PlannedRun], folders: ResultFolders, say: Callable[[str], None]
 ) -> list[PlannedRun]:
-    """The runs without a valid attempt. Says which attempts are damaged, and which are of other code."""
+    """Return the runs without a valid attempt.
+
+    Says which attempts are damaged, and which were made with other code.
+    """
     by_id = {run_id(run.config): run for run in planned}
     for name in by_id:
         for fault in folders.store.describe_damaged(name):
@@ -113,7 +121,7 @@ def find_unmeasured_runs(
 
 
 def describe_code_changes(attempts: Iterable[Attempt]) -> str:
-    """A sentence on those that were made with other code than this; empty where none was."""
+    """Return a sentence on the attempts that were made with other code; empty where none was."""
     differing = {attempt: files for attempt in attempts if (files := changed_code_files(attempt))}
     if not differing:
         return ""
@@ -130,7 +138,10 @@ def format_changed_files(files: Sequence[str]) -> str:
 
 
 def changed_code_files(attempt: Attempt) -> list[str]:
-    """The files that its numbers rest on and that have changed since; older records do not say."""
+    """Return the files that an attempt's numbers rest on and that have changed since.
+
+    Older records do not say.
+    """
     config = attempt.config
     methods = {each["method"]["name"] for each in (config, *configs_by_variant(config).values())}
     task = config["task"]["name"]

@@ -1,4 +1,7 @@
-"""What is asked for: one run, before it is resolved. Figures and the command line make it alike."""
+"""A request for one run, before it is resolved.
+
+Figures and the command line make it alike.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Run:
 
     @classmethod
     def coerce(cls, asked: RunOrWords) -> Run:
-        """The run that words of the command line mean, or settings without variants; a Run as it is.
+        """Return the run that words of the command line or settings mean; a Run is returned as it is.
 
         Raises:
             ValueError: a word can't be read, or gives several values.
@@ -47,18 +50,18 @@ class Run:
         return cls({key: grammar.parse_value(key, text) for key, text in texts.items()}, variants)
 
     def __or__(self, more: RunOrWords) -> Run:
-        """This run with more settings, which replace its own; variants are replaced as a whole."""
+        """Return this run with more settings, which replace its own; variants are replaced as a whole."""
         added = Run.coerce(more)
         return Run({**self.settings, **added.settings}, added.variants or self.variants)
 
     def without(self, *keys: str) -> Run:
-        """This run without these settings; `part.` stands for all of a part."""
+        """Return this run without these settings; `part.` stands for all settings of a part."""
         parts = tuple(key for key in keys if key.endswith("."))
         kept = [key for key in self.settings if key not in keys and not key.startswith(parts)]
         return Run({key: self.settings[key] for key in kept}, self.variants)
 
     def to_words(self) -> list[str]:
-        """The words of the command line that mean this run."""
+        """Return the words of the command line that mean this run."""
         from experiments.config import choices, grammar
 
         words = [

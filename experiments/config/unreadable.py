@@ -14,7 +14,7 @@ EVALUATED = re.compile(r"while evaluating '(\w+)")
 
 
 def explain_parse_error(text: str, error: Exception) -> str:
-    """What is wrong with a text that Hydra's grammar has refused with this error."""
+    """Return what is wrong with a text that Hydra's grammar has refused with this error."""
     if isinstance(error, RecursionError):
         return "it has too many brackets within each other"
     if called := EVALUATED.search(str(error)):

@@ -1,1 +1,4 @@
-"""How a model is trained: the loop, its log, checkpoints, data sets. Knows no processes and no SLURM."""
+"""Training a model: the loop, its log, checkpoints, data sets.
+
+Knows no processes and no SLURM.
+"""

@@ -35,7 +35,7 @@ class AlternationSchedule(NamedTuple):
     seed: int  # of the order in each round
 
     def steps_of_blocks(self, blocks: int) -> int:
-        """Steps of each variant in so many blocks."""
+        """Return the number of steps of each variant in so many blocks."""
         return self.warmup_steps + blocks * self.rules.block_steps
 
 
@@ -103,7 +103,7 @@ def train_alternately(
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
 
     def take_turn(name: str, block: int, steps: int) -> float:
-        """Returns rank 0's clock afterwards."""
+        """Train one variant for a block, and return rank 0's clock afterwards."""
         nonlocal done, told
         training, log = variants[name]
         log.begin(block)
@@ -138,8 +138,10 @@ def train_alternately(
 
 
 def mean_step_seconds(seconds_by_rank: Sequence[Sequence[float | None]]) -> float:
-    """A step's mean in one block: on its slowest rank, and without the first step after another variant's, if
-    there are more. NaN where a worker was suspended in all of them.
+    """Return the mean step time of one block, on its slowest rank.
+
+    The first step after another variant's is left out, if there are more. NaN where a worker was suspended in
+    all of them.
     """
     steps = [*zip(*seconds_by_rank, strict=True)]
     whole = [[s for s in step if s is not None] for step in (steps[1:] or steps) if None not in step]
@@ -147,8 +149,9 @@ def mean_step_seconds(seconds_by_rank: Sequence[Sequence[float | None]]) -> floa
 
 
 def widest_half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
-    """The half-width of the least certain ratio of step times to the first variant's, paired by block, as
-    figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
+    """Return the half-width of the least certain ratio of step times to the first variant's.
+
+    Blocks are paired, as in figures: 0.05 is 5 %. None where there are too few blocks for an interval.
     """
     if min(map(len, seconds.values())) < 2:
         return None

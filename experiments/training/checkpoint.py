@@ -1,4 +1,4 @@
-"""What a run goes on from after an interruption.
+"""Checkpoints, from which an interrupted run continues.
 
     <attempt>/checkpoints/<step>/rank<r>.pt    what is rank r's own of all that changes while it trains
                                  shared<r>.pt  the rest: of rank r, and of the ranks that have the same bits
@@ -73,13 +73,14 @@ class TrainingState:
     steps: StepLog
 
     def shared(self) -> dict[str, Any]:
-        """The part that is alike on all workers, unless they have drifted apart. Tensors, numbers and text
-        only.
+        """Return the part that is alike on all workers, unless they have drifted apart.
+
+        It holds tensors, numbers and text only.
         """
         return {"parameters": self._model_tensors(trained=True), "optimiser": self.optimiser.state_dict()}
 
     def own(self) -> dict[str, Any]:
-        """The rest, batch-norm statistics among it."""
+        """Return the part that differs between workers, with batch-norm statistics."""
         device = self.augmentation.device
         return {
             "buffers": self._model_tensors(trained=False),
@@ -228,7 +229,7 @@ class Checkpointer:
             remove_path(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
-        """The checkpoints that were declared whole, the newest first."""
+        """Return the checkpoints that were declared whole, the newest first."""
         saved = self.attempt.checkpoint_by_step()
         notes = {
             step: read_struct_or_none(path / "whole.json", CheckpointNote) for step, path in saved.items()
@@ -303,7 +304,7 @@ class DigestingFile:
 
 
 def state_digest(state: Any) -> str:
-    """The same for states of the same bits, whatever their layout in memory."""
+    """Return a digest that is equal for states of the same bits, whatever their layout in memory."""
     sha256 = hashlib.sha256()
 
     def take(part: Any) -> None:
@@ -326,8 +327,9 @@ def state_digest(state: Any) -> str:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace `path`, wait for the disk, and return what `read_state` will compare. It is there whole or not
-    at all.
+    """Replace `path`, wait for the disk, and return the facts that `read_state` will compare.
+
+    The file is there whole or not at all.
     """
     part = path.with_suffix(".part")
     try:

@@ -19,9 +19,9 @@ RECORDED = "recorded"
 
 
 class CudaGraphRecorder:
-    """A way to note what a device is given to do, and to repeat it: CUDA graphs, on a stream of its own, as
-    capturing demands. Of plain steps, too, for autograd goes on accumulating gradients on the stream where it
-    began.
+    """A recorder of CUDA graphs, on a stream of its own, as capturing demands.
+
+    It also runs plain steps there, for autograd goes on accumulating gradients on the stream where it began.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class CudaGraphRecorder:
 
 
 class GraphedStep:
-    """`work`, recorded after some steps and then repeated, as long as everything lies where it lay.
+    """A step's `work`, replayed as a CUDA graph as long as its tensors keep their addresses.
 
     The first repetition is compared with the plain way, bit for bit. Where it differs, or recording fails,
     the plain way is taken from then on.

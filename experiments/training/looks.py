@@ -1,4 +1,4 @@
-"""What watches a step: the energy that is captured, and looks at what a worker selects from and selects.
+"""Observers of a step: captured energy, and looks at what a worker selects from and what it selects.
 
 Looks tell how values are distributed, what selections of any density would leave out, and whether the same
 places are selected again later.
@@ -38,9 +38,10 @@ BUCKET_NUMBER = -3  # in place of a bucket's, for the generator: no bucket has i
 
 
 class CapturedEnergy:
-    """||TopK(u)||^2 / ||u||^2 over all buckets of one step, u being what is selected from, that is, gradient
-    plus residual; for other selections than Top-k what these took. Shi et al. 2019, section 3, bound what is
-    missing from 1.
+    """The share ||TopK(u)||^2 / ||u||^2 over all buckets of one step, for u = gradient plus residual.
+
+    For selections other than Top-k, what these took. Shi et al. 2019, section 3, bound what is missing from
+    1.
 
     Tell it of each bucket: `StepSettings.selection_hook`.
     """
@@ -54,8 +55,9 @@ class CapturedEnergy:
         )
 
     def captured_share(self) -> float | None:
-        """The share in [0, 1]; None where nobody told, as of methods that select nothing, and of zeros. One
-        host synchronisation.
+        """Return the share in [0, 1].
+
+        None where nobody told, as of methods that select nothing, and of zeros. One host synchronisation.
         """
         if not self.norms:
             return None
@@ -76,8 +78,9 @@ def combine_hooks(one: SelectionHook | None, other: SelectionHook | None) -> Sel
 
 
 class SelectionLooks:
-    """The looks of one worker, over its training. What it remembers of earlier steps is in no checkpoint:
-    after a resumption nothing is compared with what was before.
+    """The looks of one worker, over its training.
+
+    Earlier looks are in no checkpoint: after a resumption nothing is compared with what was before.
 
     Args:
         every: steps between two looks.
@@ -89,7 +92,7 @@ class SelectionLooks:
         self.draws = BucketContext(seed, 0, BUCKET_NUMBER).make_generator_for_rank(torch.device("cpu"))
 
     def hook_for_step(self, step: int) -> SelectionHook | None:
-        """The watch of this step, if it is one that is looked at."""
+        """Return the hook that watches this step; None for a step that is not looked at."""
         if step % self.every:
             return None
         buckets = iter(self.buckets)
@@ -118,7 +121,7 @@ class SelectionLooks:
                 self._compare(step, f"{name}/{size}", selected_regions(own, mine, size, density))
 
     def _compare(self, step: int, of: str, now: Tensor) -> None:
-        """Keeps of these regions, and notes how many of those kept earlier are among them."""
+        """Remember the selected regions, and note how many of those selected earlier are among them."""
         kept = self.earlier.setdefault(of, deque(maxlen=max(LAGS)))
         count, lags = int(now.sum()), [lag for lag in LAGS if lag <= len(kept)]
         if count and lags:
@@ -149,7 +152,7 @@ def histogram(values: Tensor) -> tuple[list[float], list[float]]:
 
 
 def left_out_energy(values: Tensor) -> list[float]:
-    """The share of the energy that Top-k leaves out, at each of `DENSITIES`."""
+    """Return the share of the energy that Top-k leaves out, at each of `DENSITIES`."""
     energies = values.double().square().sort(descending=True).values.cumsum(0)
     total = float(energies[-1])
     ks = [max(1, int(density * len(values))) for density in DENSITIES]
@@ -157,14 +160,15 @@ def left_out_energy(values: Tensor) -> list[float]:
 
 
 def selected_shares(selected: Tensor) -> list[float]:
-    """The share of each of `SLICES` slices that was selected."""
+    """Return the share of each of `SLICES` slices that was selected."""
     found: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
     return found
 
 
 def selected_regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
-    """The regions of so many elements that are selected: those with the largest norms, as large a share of
-    them as `density`; of single elements those that were.
+    """Return which regions of `size` elements are selected: those with the largest norms.
+
+    Their share is `density`. Of single elements, those that were selected.
     """
     if size == 1:
         return selected

@@ -216,8 +216,9 @@ class Trainer:
             time.sleep(late_s)
 
     def wait_for_loss(self) -> None:
-        """The first time that the published code waits for the device: its backward hook has compressed and
-        begun to send by then, and its final wait is yet to come.
+        """Wait for the device where the published code first does.
+
+        Its backward hook has compressed and begun to send by then, and its final wait is yet to come.
         """
         loss, self.unread = self.unread, None
         if loss is not None:
@@ -260,8 +261,9 @@ class Trainer:
             print(line, file=sys.stderr)
 
     def finish_diverged(self) -> TrainedModel:
-        """End a training that diverged: it has a last epoch, of which nothing is a number. Collective, after
-        `step` told of it on all ranks.
+        """End a training that diverged, with a last epoch of NaN.
+
+        Collective, after `step` told of it on all ranks.
         """
         epoch, nothing = (self.done - 1) // self.steps_per_epoch, Metrics(math.nan)
         self.log.end_epoch(epoch, self.done - 1, nothing if self.comm.rank == 0 else None)
@@ -288,8 +290,9 @@ class Trainer:
 def with_bf16_products(
     forward: Callable[[Tensor], Tensor], device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    """A model's forward with products in bfloat16, and backward with it; parameters, gradients and outputs
-    stay in single precision.
+    """Return a model's forward with products in bfloat16, backward included.
+
+    Parameters, gradients and outputs stay in single precision.
     """
 
     def computed(inputs: Tensor) -> Tensor:
@@ -336,7 +339,7 @@ def _draw_lateness(late: LatenessSettings, draws: np.random.Generator, size: int
 
 @cache
 def published_lateness() -> np.ndarray:
-    """(iterations, 8) seconds behind the first worker, of the published job's settled iterations.
+    """Return (iterations, 8) seconds behind the first worker, of the published job's settled iterations.
 
     The logs' table has the least, the mean and the greatest time of each iteration: one worker has the least,
     one the greatest, and the other six share what the mean leaves.

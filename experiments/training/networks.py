@@ -22,7 +22,7 @@ VGG16_STAGES = (
 
 
 def vgg16(channels: int, pixels: int, classes: int, width_divisor: int = 1) -> nn.Module:
-    """VGG-16 for 32 x 32 images, as the published code has it: 14,728,266 parameters in 54 tensors.
+    """Make VGG-16 for 32 x 32 images, as the published code has it: 14,728,266 parameters in 54 tensors.
 
     13 convolutions 3 x 3 with bias, each followed by batch norm and ReLU, five poolings, one linear layer; no
     dropout. Simonyan and Zisserman 2015, configuration D, without its two hidden linear layers.
@@ -66,8 +66,9 @@ def wide_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
 
 
 def fnn3(channels: int, pixels: int, classes: int, hidden: int = 200) -> nn.Module:
-    """Two hidden layers of 200 and a linear layer: 199,210 parameters for MNIST, as many as the FNN-3 of Shi
-    et al. 2019 (arXiv:1911.08772).
+    """Make two hidden layers of 200 and a linear layer: 199,210 parameters for MNIST.
+
+    As many as the FNN-3 of Shi et al. 2019 (arXiv:1911.08772).
     """
     inputs = channels * pixels * pixels
     return nn.Sequential(
@@ -124,8 +125,10 @@ class ResidualBlock(nn.Module):
 
 
 def resnet(channels: int, classes: int, widths: Sequence[int], blocks: int, projects: bool) -> nn.Module:
-    """A residual network for 32 x 32 images: one convolution 3 x 3, then so many blocks of each width, the
-    first of which halves the image but for the first width, then the mean over pixels and a linear layer.
+    """Make a residual network for 32 x 32 images.
+
+    One convolution 3 x 3, then `blocks` blocks of each width, the first of which halves the image but for the
+    first width, then the mean over pixels and a linear layer.
     """
     width = widths[0]
     layers: list[nn.Module] = [
@@ -160,8 +163,10 @@ def resnet20(channels: int, pixels: int, classes: int) -> nn.Module:
 
 
 class Whitening(nn.Module):
-    """A convolution 2 x 2 that is fitted to images, not trained: of every patch its principal components,
-    each with variance 1 over the images, and their negatives.
+    """A convolution 2 x 2 that is fitted to images, not trained.
+
+    It gives the principal components of every patch, each with variance 1 over the images, and their
+    negatives.
 
     As in Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds" (arXiv:2404.00498), after Page 2019, "How to Train
     Your ResNet".
@@ -192,8 +197,9 @@ class Whitening(nn.Module):
 
 
 class HalvingBlock(nn.Module):
-    """A convolution 3 x 3 and a pooling that halves the image, then another convolution with a way around it;
-    each with batch norm and GELU.
+    """Two convolutions 3 x 3; the first halves the image by pooling, the second has a way around it.
+
+    Each has batch norm and GELU.
     """
 
     # Of 8 images the statistics are noisy, and rank 0 validates with its own running ones: over 50 batches.
@@ -228,7 +234,7 @@ class ScaledLogits(nn.Module):
 
 
 def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
-    """A small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
+    """Make a small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
 
     A fitted `Whitening`, three times `HalvingBlock`, the greatest over pixels, one linear layer without bias.
     After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
@@ -243,8 +249,9 @@ def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
 
 
 def imagenet_resnet50(channels: int, pixels: int, classes: int) -> nn.Module:
-    """torchvision's ResNet-50 (He et al. 2016, with strides in the 3 x 3 convolutions): 25,557,032 parameters
-    for ImageNet in 161 tensors.
+    """Make torchvision's ResNet-50: 25,557,032 parameters for ImageNet in 161 tensors.
+
+    He et al. 2016, with strides in the 3 x 3 convolutions.
     """
     from torchvision.models import resnet50
 
@@ -253,8 +260,9 @@ def imagenet_resnet50(channels: int, pixels: int, classes: int) -> nn.Module:
 
 
 def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
-    """torchvision's VGG-16 (Simonyan and Zisserman 2015, configuration D): 138,357,544 parameters for
-    ImageNet in 32 tensors.
+    """Make torchvision's VGG-16: 138,357,544 parameters for ImageNet in 32 tensors.
+
+    Simonyan and Zisserman 2015, configuration D.
 
     Without dropout, which would draw from torch's own generator.
     """
@@ -265,7 +273,7 @@ def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
 
 
 def import_transformers(model: str) -> Any:
-    """The package transformers, which only some models need.
+    """Import the package transformers, which only some models need.
 
     Raises:
         ValueError: it is not installed.

@@ -1,5 +1,7 @@
 """Settings as fields of frozen dataclasses: their records, their types by dotted keys, other values.
 
+The settings that trainings take as they are stand at the end: `train`, `late` and `alternate` of a config.
+
 Those that trainings take as they are stand at the end: `train`, `late` and `alternate` of a config.
 """
 
@@ -18,7 +20,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 def setting(default: Any, meaning: str, since: str = "") -> Any:
-    """A field of `Settings`: a setting, its default and what help says of it.
+    """Return a field of `Settings` with its default and the meaning that help shows.
 
     Args:
         since: the date when it was added, if runs had been recorded before. Records leave it out where it
@@ -36,7 +38,7 @@ class Settings(Mapping[str, Any]):
 
     @classmethod
     def subclass_for(cls, given: Mapping[str, Any]) -> type[Settings]:
-        """The subclass whose fields these values are for."""
+        """Return the subclass whose fields these values are for."""
         return cls
 
     @classmethod
@@ -53,7 +55,7 @@ class Settings(Mapping[str, Any]):
         return made
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as they are recorded: nested dicts, lists, numbers, words."""
+        """Return the settings as records have them: nested dicts, lists, numbers, words."""
         added = _defaults_of_added_fields(type(self))
         return {
             name: to_plain(value)
@@ -62,7 +64,7 @@ class Settings(Mapping[str, Any]):
         }
 
     def get_setting(self, dotted: str) -> Any:
-        """The value of a dotted key, as `as_dict` has it; None where there is none."""
+        """Return the value of a dotted key, as `as_dict` has it; None where there is none."""
         name, _, rest = dotted.partition(".")
         value = getattr(self, name, None)
         if rest:
@@ -70,7 +72,7 @@ class Settings(Mapping[str, Any]):
         return to_plain(value)
 
     def with_setting(self: SettingsT, dotted: str, value: Any) -> SettingsT:
-        """The same with another value for a dotted key."""
+        """Return a copy with another value for a dotted key."""
         name, _, rest = dotted.partition(".")
         changed: SettingsT = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
             self, **{name: getattr(self, name).with_setting(rest, value) if rest else _freeze(value)}
@@ -106,14 +108,14 @@ def iterate_setting_types(kind: Any, kinds: Mapping[str, Any], prefix: str = "")
 
 
 def setting_meaning(allowed: Any) -> str:
-    """The meaning of a leaf, which its type is annotated with."""
+    """Return the meaning of a setting, which its type is annotated with."""
     said = get_args(allowed) if get_origin(allowed) is Annotated else ()
     return next((part for part in said if isinstance(part, str)), "")
 
 
 @cache
 def field_types(kind: Any) -> dict[str, Any]:
-    """The fields and their types, annotated with their meanings."""
+    """Return the fields of a class and their types, annotated with their meanings."""
     found = get_type_hints(kind, include_extras=True)
     return {
         each.name: Annotated[found[each.name], said]
@@ -124,7 +126,7 @@ def field_types(kind: Any) -> dict[str, Any]:
 
 
 def nested_settings_class(allowed: Any) -> type[Settings] | None:
-    """The class of a part, from the type of its field; None where the field is a leaf."""
+    """Return the class of a part, from the type of its field; None where the field is a single setting."""
     if get_origin(allowed) in (Annotated, Union, UnionType):
         return next(filter(None, map(nested_settings_class, get_args(allowed))), None)
     return allowed if isinstance(allowed, type) and issubclass(allowed, Settings) else None
@@ -132,12 +134,12 @@ def nested_settings_class(allowed: Any) -> type[Settings] | None:
 
 @cache
 def _defaults_of_added_fields(kind: Any) -> dict[str, Any]:
-    """The defaults of those that were added after runs had been recorded."""
+    """Return the defaults of fields that were added after runs had been recorded."""
     return {each.name: each.default for each in fields(kind) if each.metadata.get("since")}
 
 
 def to_plain(value: Any) -> Any:
-    """A value as it is recorded."""
+    """Return a value as records have it."""
     if isinstance(value, Settings):
         return value.as_dict()
     return list(map(to_plain, value)) if isinstance(value, list | tuple) else value

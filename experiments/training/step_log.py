@@ -1,5 +1,7 @@
-"""What one worker records of its steps and epochs. Of a step everything stays on the device until its window
-closes, when it is written: within a window nothing makes the host wait.
+"""A worker's records of its steps and epochs.
+
+Numbers of a step stay on the device until its window closes and it is written: within a window nothing makes
+the host wait.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ class MeasurementLog(Protocol):
 
 
 class StepLog:
-    """The steps since the last write: they wait in memory until the timer's samples are resolved, so that
-    nothing is written inside a timed step."""
+    """The steps since the last write.
+
+    They wait in memory until the timer's samples are resolved, so that nothing is written inside a timed
+    step.
+    """
 
     def __init__(self, timer: PhaseTimer, comm: Comm, log: MeasurementLog, device: torch.device) -> None:
         self.timer, self.comm, self.log, self.device = timer, comm, log, device
@@ -149,7 +154,7 @@ class StepLog:
             )
 
     def state(self) -> dict[str, Any]:
-        """The part of a checkpoint that is this log's; no step may be waiting."""
+        """Return this log's part of a checkpoint; no step may be waiting."""
         return {"epoch": self.epoch, "timed_s": self.timed_s}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -159,7 +164,10 @@ class StepLog:
         self.timed_s = saved["timed_s"]
 
     def _find_nonfinite_gradient(self) -> NonFiniteGradientError | None:
-        """The first gradient of any rank's waiting steps that was not finite: all ranks tell of the same."""
+        """Return an error for the first gradient of any rank's waiting steps that was not finite.
+
+        All ranks return the same.
+        """
         if not self.finite:
             return None
         flags, self.finite = host_sync.to_host(torch.stack(self.finite)), []
@@ -180,7 +188,10 @@ class StepLog:
 
 
 def to_numbers(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with numbers instead of tensors. One host synchronisation, if there are any."""
+    """Return the steps with numbers instead of tensors.
+
+    One host synchronisation, if there are any tensors.
+    """
     tensors = [value.double() for step in steps for value in step.values() if isinstance(value, Tensor)]
     numbers = iter(host_sync.to_host(torch.stack(tensors)) if tensors else [])
     return [

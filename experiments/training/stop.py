@@ -1,5 +1,6 @@
-"""The stop signal: SLURM's warning before it takes the nodes away, or a person's Ctrl-C. A worker notes it
-and goes on; the workers agree at the end of a step on what to do about it.
+"""The stop signal: SLURM's warning before it takes the nodes away, or a person's Ctrl-C.
+
+A worker notes it and goes on; the workers agree at the end of a step on what to do about it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GO_ON, SAVE, STOP = 0, 1, 2
 
 
 def count_continuations() -> int:
-    """How often this process was stopped and continued, or told to continue, since it began to listen."""
+    """Return how often this process was continued since it began to listen."""
     return len(_continued)
 
 
@@ -98,7 +99,10 @@ class StopAgreement:
         self.voted_at = self.saved_at = clock()
 
     def vote_now(self) -> int:
-        """The same at once: waits for all votes, so for when no steps are being timed."""
+        """Collect every worker's vote now, and return GO_ON or STOP.
+
+        Blocks, so call it outside timed steps.
+        """
         self.comm.lagged_max(STOP if self.stop.is_set else GO_ON)
         return self.comm.lagged_max(GO_ON)
 

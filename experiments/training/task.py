@@ -57,7 +57,7 @@ class Task:
         REGISTRY.check_name(self.dataset)
 
     def make_model(self, data: Dataset, seed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The same initial weights for the same seed, whatever else drew random numbers.
+        """Make the model, with the same initial weights for the same seed, whatever else drew random numbers.
 
         They are drawn by torch's default rules.
         """
@@ -68,7 +68,7 @@ class Task:
         return model.to(device, dtype).to(memory_format=layout)
 
     def make_network(self, data: Dataset) -> nn.Module:
-        """The network for the data's shapes."""
+        """Make the network for the data's shapes."""
         return self.network(data.channels, data.pixels, data.classes)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -118,7 +118,7 @@ class Task:
         dtype: torch.dtype,
         first: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's batches, without end: (B, C, H, W) inputs and (B,) labels, on the device of the data.
+        """Yield this worker's batches, without end: (B, C, H, W) inputs and (B,) labels, on one device.
 
         The order is DistributedSampler's; a last batch that is not full is skipped, as published. The first
         batch is number `first`; those before it cost nothing, and draw nothing from the generator.
@@ -140,12 +140,12 @@ class Task:
     def draw_batch(
         self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of training examples, (B,) indices, with all that is drawn for them."""
+        """Return inputs and labels of training examples, (B,) indices, with all that is drawn for them."""
         inputs = data.augment(chosen, generator).to(dtype)
         return self.to_model_layout(data.normalize(inputs)), data.train.labels[chosen]
 
     def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of examples to be evaluated, always the same."""
+        """Return inputs and labels of examples to be evaluated, always the same."""
         return self.to_model_layout(data.normalize(data.read_images(some.images).to(dtype))), some.labels
 
     def to_model_layout(self, inputs: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class Task:
         return Metrics(loss / count, *(100 * number / count for number in hits))
 
     def metric_sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Of a batch that is evaluated: how many labels it has, their loss, hits, and hits among five."""
+        """Return a batch's number of labels, the sum of their loss, hits, and hits among five."""
         outputs, labels = outputs.flatten(0, -2), labels.flatten()
         loss = functional.cross_entropy(outputs, labels, reduction="sum")
         hits = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
@@ -186,7 +186,7 @@ class Task:
 
 
 def group_by_weight_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of an optimiser: tensors of more than one dimension, which are decayed, and the others."""
+    """Return an optimizer's groups: decayed tensors of more than one dimension, and the others."""
     known = [*parameters]
     return [
         {"params": [p for p in known if p.ndim > 1], "weight_decay": weight_decay},
@@ -195,8 +195,10 @@ def group_by_weight_decay(parameters: Iterable[nn.Parameter], weight_decay: floa
 
 
 def skip_compiler_import() -> None:
-    """Let them step without torch's compiler, which they load otherwise, 2,000 files, to tell it that it has
-    nothing to do here: a second of each process, and more where many load them from one disk.
+    """Let optimizers step without loading torch's compiler.
+
+    They would load its 2,000 files only to tell it that it has nothing to do here: a second of each process,
+    and more where many load them from one disk.
 
     A torch that names its parts otherwise loads it as before.
     """
@@ -219,8 +221,10 @@ class LargeImageTask(Task):
 
 @dataclass(frozen=True)
 class FastImageTask(Task):
-    """Classification of images in few steps: a network that is fitted to them before it is trained, smoothed
-    labels, and a learning rate that falls to nothing.
+    """Classification of images in few steps.
+
+    The network is fitted to images before it is trained, labels are smoothed, and the learning rate falls to
+    nothing.
 
     Raises:
         ValueError: the learning rate would be nothing before it has risen.

@@ -48,7 +48,7 @@ class VectorTask(Task):
         dtype: torch.dtype,
         first: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's gradients, without end: (n,) views, and nothing to compare with."""
+        """Yield this worker's gradients, without end: (n,) views, and nothing to compare with."""
         own = BucketContext(seed, rank, BUCKET_NUMBER)
         spare, step = min(SPARE_ELEMENTS, self.elements), first
         long = draw_gradient(self.elements + spare, self.overlap, own).to(generator.device, dtype)

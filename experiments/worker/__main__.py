@@ -1,5 +1,6 @@
-"""The process of one worker: python -m experiments.worker ORDERS_FILE START_FOLDER. Not for people; `run` and
-the jobs of a cluster start it.
+"""The process of one worker: python -m experiments.worker ORDERS_FILE START_FOLDER.
+
+Not for people; `run` and the jobs of a cluster start it.
 
 It says how it ended by its exit code (0, 1 a failure, 2 bad input, 75 stopped as told) and, in
 START_FOLDER/failure<rank>.json, by a sentence.

@@ -15,7 +15,7 @@ KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def addresses_by_interface() -> dict[str, list[str]]:
-    """The IPv4 addresses of each network interface that has some."""
+    """Return the IPv4 addresses of each network interface that has some."""
     found = {
         name: [address.address for address in listed if address.family == socket.AF_INET]
         for name, listed in psutil.net_if_addrs().items()
@@ -24,8 +24,9 @@ def addresses_by_interface() -> dict[str, list[str]]:
 
 
 def addresses_of_hostname() -> list[str]:
-    """What this host's own name resolves to: on Debian's default 127.0.1.1, and nothing where no name service
-    knows it.
+    """Return the addresses that this host's own name resolves to.
+
+    On Debian's default 127.0.1.1, and nothing where no name service knows the name.
     """
     try:
         return socket.gethostbyname_ex(platform.node())[2]
@@ -34,8 +35,9 @@ def addresses_of_hostname() -> list[str]:
 
 
 def list_addresses(interface: str | None) -> list[str]:
-    """This machine's IPv4 addresses: the interface's first, then its name's, then all others. Loopback leads
-    another machine to itself, so it stands there only alone, or if it was asked for.
+    """Return this machine's IPv4 addresses: the interface's first, then its name's, then all others.
+
+    Loopback leads another machine to itself, so it stands there only alone, or if it was asked for.
 
     Raises:
         ValueError: there is no such interface, or it has no address.
@@ -53,7 +55,8 @@ def list_addresses(interface: str | None) -> list[str]:
 
 
 def local_address_towards(address: str, port: int) -> str | None:
-    """The address from which this machine reaches another one's, if anything listens there; else None.
+    """Return the address from which this machine reaches another one, or None if nothing listens there.
+
     Torch's own client would wait long for a machine that is silent.
     """
     try:
@@ -64,7 +67,7 @@ def local_address_towards(address: str, port: int) -> str | None:
 
 
 def open_listening_socket(ports: range) -> socket.socket:
-    """A socket that listens at one of these ports.
+    """Return a socket that listens at one of these ports.
 
     Raises:
         ValueError: all are taken.
@@ -83,8 +86,9 @@ def open_listening_socket(ports: range) -> socket.socket:
 
 
 def ephemeral_ports() -> range | None:
-    """The ports that the kernel gives to those who ask for any, as gloo and NCCL do, which can't be told to
-    take others; None where it does not say.
+    """Return the ports that the kernel gives to those who ask for any; None where it does not say.
+
+    gloo and NCCL ask so, and can't be told to take others.
     """
     try:
         first, last = map(int, KERNEL_PORTS.read_text().split())
@@ -94,7 +98,7 @@ def ephemeral_ports() -> range | None:
 
 
 def warn_of_closed_ports(ports: range | None) -> str:
-    """What to say where workers will take other ports than these, the open ones; else nothing."""
+    """Return a warning where workers will take other ports than the open ones; empty where they will not."""
     taken = ephemeral_ports()
     if ports is None or taken is None or (taken.start >= ports.start and taken.stop <= ports.stop):
         return ""
@@ -106,5 +110,5 @@ def warn_of_closed_ports(ports: range | None) -> str:
 
 
 def interface_with_address(address: str) -> str | None:
-    """The interface of this machine that has the address; None where none has it."""
+    """Return the interface of this machine that has the address; None where none has it."""
     return next((name for name, listed in addresses_by_interface().items() if address in listed), None)

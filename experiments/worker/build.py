@@ -1,4 +1,4 @@
-"""A config -> what it describes, on this worker's device: task, data, method, and those of its variants."""
+"""The components of a run on this worker's device: task, data, method, and those of its variants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 
 
 class RunComponents(NamedTuple):
-    """All that a config describes, on this worker's device."""
+    """The objects that a config describes, on this worker's device."""
 
     config: Config
     task: Task
@@ -59,14 +59,16 @@ class RunComponents(NamedTuple):
     def virtual_run_arguments(
         self, mode: str
     ) -> tuple[Network, Callable[[], None], Callable[[], Any] | None]:
-        """The network and the times of virtual ranks, as `virtual.run` takes them, in this timing mode."""
+        """Return the network and the clocks that `virtual.run` takes, in this timing mode."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster), cluster
         return cluster.to_network(), self.synchronise, self.event_recorder if mode == "production" else None
 
     def make_timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
-        """The timer of one rank. Every span is kept of the first steps that count; after an interruption the
-        machine has to warm up again.
+        """Return the timer of one rank.
+
+        Every span is kept of the first steps that count; after an interruption the machine has to warm up
+        again.
 
         Args:
             done: steps, before this start.
@@ -110,7 +112,7 @@ def build_run(config: Config, data_root: Path | None, device: torch.device) -> R
 
 
 def build_on_data(data: Dataset, config: Config, device: torch.device, turns: bool) -> RunComponents:
-    """The same without variants, on data that were loaded; with `turns`, trained until these are over."""
+    """Build the components without variants, on loaded data; with `turns`, for training until turns end."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     method: Method | LocalSteps = METHODS.build(config.method.name, config.method.arguments)
     if isinstance(method, LocalSteps):
@@ -161,7 +163,7 @@ def check_local_steps(config: Config) -> None:
 
 
 def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
-    """The device of this worker, set up as the config says.
+    """Set up this worker's device as the config says, and return it.
 
     Raises:
         ValueError: a GPU is asked for and there is none.
@@ -188,8 +190,9 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
 
 
 def effective_precision(asked: str, device: torch.device) -> str:
-    """The precision that this device multiplies in when it is asked for one: GPUs before Ampere have no TF32,
-    and multiply in fp32, as the published code did on them.
+    """Return the precision in which this device multiplies when it is asked for another.
+
+    GPUs before Ampere have no TF32, and multiply in fp32, as the published code did on them.
     """
     is_too_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32
     return "fp32" if asked == "tf32" and is_too_old else asked

@@ -1,4 +1,4 @@
-"""How the workers of a run find each other: comm=torch or comm=horovod, on one machine or on several.
+"""Meeting of a run's workers: comm=torch or comm=horovod, on one machine or on several.
 
 Those of one machine meet in a file, if it can be locked; else, and those of several, at a server of rank 0,
 whose addresses are in a note in a folder that all of them see; those that mpirun or torchrun started as these
@@ -71,7 +71,7 @@ def connect(
     device: torch.device,
     stop: StopSignal,
 ) -> AnyComm:
-    """The group of workers that our launcher started, which may be told to stop while they wait for it.
+    """Join the group of workers that our launcher started; a worker may be told to stop while it waits.
 
     Raises:
         Preempted: this worker was told, or would not wait any longer.
@@ -95,7 +95,7 @@ def join_launched_group(
     give_up: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = say_to_stderr,
 ) -> AnyComm:
-    """The communicator of one of several processes that mpirun, horovodrun, torchrun or srun started.
+    """Join the group of the processes that mpirun, horovodrun, torchrun or srun started.
 
     Args:
         folder: for the processes of srun, which meet there.
@@ -131,7 +131,8 @@ def join_launched_group(
         others = " or ".join(starter for starter, meets in COMM_BY_LAUNCHER.items() if meets == kind)
         raise ValueError(
             f"processes that {group.launcher} starts can't meet with comm={kind}; take "
-            f"comm={COMM_BY_LAUNCHER[group.launcher]}, or {others}, or start one process, which starts the workers"
+            f"comm={COMM_BY_LAUNCHER[group.launcher]}, or {others}, or start one process, which starts the "
+            "workers"
         )
     if group.launcher == "srun":
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ def open_group(
     give_up: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = say_to_stderr,
 ) -> AnyComm:
-    """The communicator of a worker that our launcher, or srun, started; see `open_rendezvous_store`.
+    """Join the group of workers that our launcher, or srun, started; see `open_rendezvous_store`.
 
     Args:
         say: is told for whom this worker waits.
@@ -218,7 +219,7 @@ def with_waiting_message(
 def announce_arrival(
     store: Store, place: WorkerPlace, give_up: Callable[[], bool], say: Callable[[str], None]
 ) -> Callable[[], bool]:
-    """Note in the store that this worker has come; on rank 0 return `with_waiting_message` of those that have not."""
+    """Note in the store that this worker has come; on rank 0, `give_up` names those that have not."""
     store.set(f"begun/{place.rank}", "")
     if place.rank:
         return give_up
@@ -263,7 +264,7 @@ def check_gpus_differ(
 def find_common_interface(
     meeting: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """This node's interface to the others; None where all workers are on one node. Returns when all came.
+    """Return this node's interface to the others, when all came; None where all workers are on one node.
 
     Gloo would take the address of the host's name, which is 127.0.1.1 where Debian set it up, or which nobody
     knows. An interface may have another name on each node, but workers have found a way to rank 0: they take
@@ -291,7 +292,7 @@ def open_rendezvous_store(
     give_up: Callable[[], bool] = lambda: False,
     ports: range | None = None,
 ) -> RendezvousStore:
-    """Where workers speak before they are a group.
+    """Open the store in which workers speak before they are a group.
 
     Args:
         folder: shared by the workers, and fresh.
@@ -341,8 +342,8 @@ def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str,
     who = f"worker {place.rank} of {place.size}, on {platform.node()},"
     if note is None:
         return (
-            f"{who} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may say why), or "
-            "its node does not share this folder; results must lie where all nodes see them"
+            f"{who} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may say "
+            "why), or its node does not share this folder; results must lie where all nodes see them"
         )
     return (
         f"{who} can't reach rank 0 on {note['host']} at {' or '.join(note['addresses'])}, port "

@@ -1,5 +1,6 @@
-"""The processor's cores: has each worker one for each of its threads? Two hardware threads of one core do the
-work of about one.
+"""The processor's cores, and a check that each worker has one for each of its threads.
+
+Two hardware threads of one core do the work of about one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class WorkerCores(NamedTuple):
 
     @classmethod
     def from_this_process(cls, threads: int) -> WorkerCores:
-        """Those that the system leaves to it; none where it does not say."""
+        """Return the cores that the system leaves to this process; none where it does not say."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
         return cls(platform.node(), threads, sorted({sibling_cpus(cpu) for cpu in cpus}))
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -38,7 +39,7 @@ def cpu_model() -> str:
 
 
 def sibling_cpus(cpu: int) -> str:
-    """The CPUs of this one's core, as Linux lists them; the CPU alone, where it does not."""
+    """Return the CPUs of a CPU's core, as Linux lists them; the CPU alone, where it does not."""
     try:
         return Path(SIBLINGS.format(cpu)).read_text().strip()
     except OSError:
@@ -46,13 +47,13 @@ def sibling_cpus(cpu: int) -> str:
 
 
 def assignable_cpus() -> set[int]:
-    """The machine's CPUs; none where nobody can deal them out, or somebody has already."""
+    """Return the machine's CPUs; none where nobody can deal them out, or somebody has already."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
     return cpus if len(cpus) == os.cpu_count() else set()
 
 
 def spare_core_cpus(wanted: int) -> list[int]:
-    """The CPUs of the machine's last core, where the others are as many as are wanted; else none."""
+    """Return the CPUs of the machine's last core, where there are `wanted` others; else none."""
     cores = dict[str, list[int]]()
     for cpu in sorted(assignable_cpus()):
         cores.setdefault(sibling_cpus(cpu), []).append(cpu)
@@ -60,7 +61,7 @@ def spare_core_cpus(wanted: int) -> list[int]:
 
 
 def describe_shared_cores(workers: Sequence[WorkerCores]) -> list[str]:
-    """A sentence for each group of workers that have fewer cores among them than they compute with."""
+    """Return a sentence for each group of workers with fewer cores among them than they compute with."""
     groups = list[tuple[set[tuple[str, str]], list[WorkerCores]]]()
     for worker in workers:
         own, together = {(worker.host, core) for core in worker.cores}, [worker]

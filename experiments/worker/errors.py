@@ -1,4 +1,4 @@
-"""What went wrong in a worker, or for want of a package: a class of failure, and a sentence for people."""
+"""Failures of a worker, or for want of a package: a class of failure, and a sentence for people."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOO_LARGE = ("failed to map segment", "cannot allocate memory")
 
 
 def explain_failure(error: BaseException) -> tuple[str, str]:
-    """The class of a failure, one of KINDS, and a sentence for people."""
+    """Return the class of a failure, one of KINDS, and a sentence for people."""
     if isinstance(error, ImportError) and (trouble := explain_import_error(error)):
         return trouble
     if isinstance(error, ValueError):
@@ -75,7 +75,7 @@ def _explain_missing_ports() -> str:
 
 
 def write_failure(error: BaseException, rank: int, folder: WatchedFolder) -> tuple[str, str]:
-    """Print the traceback, and leave the reason in the folder of this start; returns what `explain_failure` says."""
+    """Print the traceback, write the reason into the folder of this start, and return it."""
     kind, why = explain_failure(error)
     traceback.print_exception(error)
     if folder.is_there():  # else the starter says that it is not
@@ -99,7 +99,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain_import_error(error: ImportError) -> tuple[str, str] | None:
-    """The class of this failure and a sentence for people; None where the error is in our own code."""
+    """Return the class of a failed import and a sentence for people; None where the error is in our code."""
     package = (error.name or "").partition(".")[0]
     if package in OWN_PACKAGES or "partially initialized module" in str(error):
         return None
@@ -121,7 +121,7 @@ def explain_import_error(error: ImportError) -> tuple[str, str] | None:
 
 
 def _suggest_install(package: str) -> str:
-    """The command that installs a package."""
+    """Return the command that installs a package."""
     if package in FIGURES:
         return "`make .venv/.figures` installs what figures need, `make .venv/.train` what runs need"
     if package in TRAIN:

@@ -1,4 +1,4 @@
-"""Is the machine what the config says? Asked when the group is up, before anything is measured."""
+"""Checks of the machine against the config, when the group is up and before anything is measured."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ def prepare_machine(
 def check_machine(
     config: Config, device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Facts about the machine, for the record. Collective; costs nothing on CPUs and for virtual ranks, but a
-    second where the link is emulated.
+    """Check the machine against the config, and return facts about it for the record.
+
+    Collective; costs nothing on CPUs and for virtual ranks, but a second where the link is emulated.
 
     Args:
         network: facts about the emulated one, from who made it.
@@ -115,7 +116,7 @@ def check_machine(
 
 
 def report_shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
-    """What must be said of workers that share cores, for the record. Collective."""
+    """Print which workers share cores, and return it for the record. Collective."""
     everybody = gather_json(comm, WorkerCores.from_this_process(threads), device)
     few = describe_shared_cores([WorkerCores(*own) for own in everybody])
     if comm.rank == 0:
@@ -130,7 +131,7 @@ def is_emulated(cluster: AnyCluster) -> bool:
 
 
 def describe_worker(device: torch.device) -> WorkerHardware:
-    """The machine as this worker sees it."""
+    """Return the machine as this worker sees it."""
     own, mine = torch.cuda.get_device_properties(device), gpu_bus_id(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
     told = gpus.gpus_by_bus_id().get(mine)
@@ -169,7 +170,10 @@ def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
 
 
 def describe_group(group: WorkerGroup) -> dict[str, Any]:
-    """The facts as the record keeps them: of links, those between the GPUs that take part, by rank."""
+    """Return the facts as the record keeps them.
+
+    Of links, those between the GPUs that take part, by rank.
+    """
     workers, apart = group.workers, ("links", "peers", "nccl")
     return {
         "hosts": group.hosts,
@@ -184,14 +188,15 @@ def describe_group(group: WorkerGroup) -> dict[str, Any]:
 
 
 def gpu_bus_id(index: int) -> str:
-    """The name of a CUDA device that the driver knows too, whatever renumbers them."""
+    """Return the name of a CUDA device that the driver knows too, whatever renumbers them."""
     own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
     return gpus.format_bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
 
 
 def gpu_identity(device: torch.device) -> str:
-    """A GPU's name among all GPUs of all nodes, whatever numbers processes have for it. Slices of one (MIG)
-    share its bus.
+    """Return a GPU's name among all GPUs of all nodes, whatever numbers processes have for it.
+
+    Slices of one GPU (MIG) share its bus.
     """
     return (
         f"{gpu_bus_id(device.index)} on {platform.node()} ({torch.cuda.get_device_properties(device).uuid})"
@@ -231,8 +236,9 @@ def pin_to_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
 
 
 def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
-    """The cores of a node: as many for each, where there are enough, else one that it shares with as many
-    others as each node does. All cores where that comes out uneven.
+    """Return the cores of a node: as many for each, where there are enough.
+
+    Else one core that it shares with as many others as each node does. All cores where that comes out uneven.
     """
     count = len(cores)
     if nodes <= count:
@@ -242,8 +248,9 @@ def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
 
 
 def set_time_slice(seconds: float = SLICE_S) -> None:
-    """Ask for time slices of so many seconds, for this thread and those that it starts. Nothing happens where
-    the kernel has none that could be asked for; see `time_slice_s`.
+    """Ask for time slices of so many seconds, for this thread and those that it starts.
+
+    Nothing happens where the kernel has none that could be asked for; see `time_slice_s`.
     """
     had = _read_scheduling()
     if had is not None and had.policy == os.SCHED_OTHER:
@@ -252,15 +259,17 @@ def set_time_slice(seconds: float = SLICE_S) -> None:
 
 
 def time_slice_s() -> float | None:
-    """Seconds of this thread's slices; None where Linux does not tell: before 6.12, in a sandbox that forbids
-    to ask, with another scheduling policy than the usual, or on another system.
+    """Return the seconds of this thread's slices; None where Linux does not tell.
+
+    That is before 6.12, in a sandbox that forbids to ask, with another scheduling policy than the usual, or
+    on another system.
     """
     had = _read_scheduling()
     return had.runtime / 1e9 or None if had is not None and had.policy == os.SCHED_OTHER else None
 
 
 def describe_cores() -> dict[str, Any]:
-    """Facts for the record."""
+    """Return facts about time slices and cores, for the record."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {"slice_s": time_slice_s(), "cores_of_a_node": len(cores) or None}
 

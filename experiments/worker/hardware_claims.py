@@ -1,4 +1,4 @@
-"""What contradicts a config's claims on its GPUs (cluster.gpu) and on what joins them (cluster.link).
+"""Checks of a config's claims on its GPUs (cluster.gpu) and on what joins them (cluster.link).
 
 Judged from facts that all workers have heard of each other and from nothing else, so that all judge alike.
 A fact that no worker could find out does not contradict a claim.
@@ -67,7 +67,7 @@ def is_peer_access_disabled(worker: WorkerHardware) -> bool:
 
 
 def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
-    """A sentence for each of the two claims that does not hold: what was asked, what there is, what to do."""
+    """Return a sentence for each claim that does not hold: what was asked, what there is, what to do."""
     found = []
     wrong = [
         worker for worker in group.workers if gpu not in UNCHECKED and not gpus.is_gpu_model(gpu, worker.gpu)
@@ -141,8 +141,9 @@ CHECKS_BY_LINK_KIND: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]
 
 
 def link_kind(link: str) -> str | None:
-    """The one of `CHECKS_BY_LINK_KIND` that a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g
-    do. None: one that nothing is claimed of.
+    """Return the kind of a link of conf/link, one of `CHECKS_BY_LINK_KIND`.
+
+    Its name begins with the kind, as nvlink4 and ethernet_10g do. None: a link of which nothing is claimed.
     """
     return next((kind for kind in CHECKS_BY_LINK_KIND if link.startswith(kind)), None)
 

@@ -1,4 +1,4 @@
-"""What an emulated link really carries: asked by the workers, over the network that the run will use."""
+"""Probes of an emulated link, by the workers, over the network that the run will use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOLERANCE = 0.1  # of the bandwidth asked for; headers take 0.05 of Ethernet's
 
 
 class ProbeEffort(NamedTuple):
-    """How often and how much is sent."""
+    """The numbers and sizes of what a probe sends."""
 
     round_trips: int
     repeats: int  # of a transfer
@@ -71,12 +71,14 @@ class ProbedLink(NamedTuple):
         return min(*self.pairs_gbit_s, self.together_gbit_s)
 
     def recorded(self) -> dict[str, Any]:
-        """What was asked for, by name."""
+        """Return the fields that were asked for, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = True) -> ProbedLink:
-    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
+    """Measure bandwidth, delay and collectives of a link. Collective.
+
+    Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
 
     Args:
         link: with alpha and beta.
@@ -115,14 +117,15 @@ def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool 
 
 
 def ping_pong(comm: Comm, data: Tensor, answer: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Those who send know from the answer that the data have come."""
+    """Send data and wait for an answer: the senders know from it that the data have come."""
     comm.permute(data, pairs)
     comm.permute(answer, [(receiver, sender) for sender, receiver in pairs])
 
 
 def _fastest_seconds(comm: Comm, transfers: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Seconds of each transfer, which all workers begin together, until the last one has ended it. What else
-    the machine does can only make it slower: the fastest of several rounds is the link's.
+    """Return the seconds of each transfer, which all workers begin together, until the last has ended it.
+
+    What else the machine does can only make it slower: the fastest of several rounds is the link's.
     """
     taken = list[list[float]]()
     for transfer in transfers:
@@ -139,7 +142,7 @@ def _fastest_seconds(comm: Comm, transfers: Sequence[Callable[[], object]], roun
 
 @dataclass(frozen=True)
 class CollectiveFits:
-    """What collectives take; the same on all workers."""
+    """Fitted costs of collectives; the same on all workers."""
 
     kinds: dict[str, tuple[float, float]]  # of each: alpha and beta, fitted to a few sizes
     computing_s: float = 0.0  # that an exchange takes longer where workers compute before and after it
@@ -150,11 +153,13 @@ class CollectiveFits:
 
 
 def fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEAR) -> CollectiveFits:
-    """Each kind of collective, with all that workers on this machine's cores wait for each other; who has
-    left one to compute takes a core from those who still receive. Of those that may be sent to everybody at
-    once (`sparsify.comm.direct`) also that, and the bytes up to which it was quicker than the backend's own
-    at every size tried; of two workers, where it is never slower, the largest that was tried. Where many
-    bytes come to a worker from all others at once, queues overflow. Collective.
+    """Fit alpha and beta of each kind of collective to times that all workers measure together. Collective.
+
+    The times include how long workers on this machine's cores wait for each other; who has left a collective
+    to compute takes a core from those who still receive. Kinds that may be sent to everybody at once
+    (`sparsify.comm.direct`) are also timed so, and the bytes are noted up to which that was quicker than the
+    backend's own at every size tried; of two workers, where it is never slower, the largest that was tried.
+    Where many bytes come to a worker from all others at once, queues overflow.
 
     Kinds and sizes are mixed: what one leaves behind in TCP's windows meets another.
 
@@ -189,8 +194,9 @@ def _fit_cases(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, 
 
 
 def _median_seconds(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) -> np.ndarray:
-    """(cases,) seconds of each, from when the last worker enters a collective until the last one leaves it:
-    the median of its rounds but the first. The workers are processes of one machine, whose clock they share.
+    """Return (cases,) seconds from when the last worker enters a collective until the last one leaves it.
+
+    The median of all rounds but the first. The workers are processes of one machine, whose clock they share.
     Collective.
 
     Args:
@@ -225,7 +231,7 @@ class ProbeCase(NamedTuple):
     def create(
         cls, comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device = CPU
     ) -> ProbeCase:
-        """A case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
+        """Return a case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
         share = max(1, size // 4)  # elements
         data = torch.zeros(share if kind == "all_gather" else share * comm.size, device=device)
         do: Mapping[str, Callable[[], object]] = {
@@ -260,7 +266,7 @@ def to_gbit_s(size: float, seconds: float) -> float:
 
 
 def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] | None) -> Comm:
-    """The communicator whose collectives travel as `collectives` asks.
+    """Return the communicator whose collectives travel as the setting `collectives` asks.
 
     Args:
         collectives: auto, backend or direct.
@@ -276,18 +282,21 @@ def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] |
 
 
 def read_fitted_links(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
-    """What collectives took, as it is recorded under `which`; nothing where nobody asked."""
+    """Return the recorded costs of collectives under `which`; nothing where nobody measured them."""
     return {kind: Link(*fit) for kind, fit in (found or {}).get(which, {}).items()}
 
 
 def read_relay_statistics(statistics: str | None) -> dict[str, Any]:
-    """What the relay of an emulated network has told last, for the record; nothing where there is none."""
+    """Return the last statistics of an emulated network's relay, for the record; empty without a relay."""
     found = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
     return {"relay": found} if found else {}
 
 
 def describe_mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
-    """A sentence where the link is not what was asked for. Where it `loses` packets, TCP may be slower."""
+    """Return a sentence where the link is not what was asked for.
+
+    Where it `loses` packets, TCP may be slower.
+    """
     off = found.gbit_s / found.asked_gbit_s - 1
     if abs(off) <= TOLERANCE or (loses and off < 0):
         return []
@@ -302,8 +311,9 @@ def describe_mismatches(name: str, found: ProbedLink, loses: bool = False) -> li
 
 
 class TrafficMeter(CountingComm):
-    """Counts the bytes that this worker really sends, beside what `sparsify.cost` says of collectives: in a
-    permutation and a broadcast not all send.
+    """A communicator that counts the bytes that this worker really sends.
+
+    `sparsify.cost` counts otherwise: in a permutation and a broadcast not all send.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -331,8 +341,9 @@ class TrafficMeter(CountingComm):
             self.really += self.predict_cost(kind, nbytes, size).cost.sent_bytes
 
     def found(self) -> dict[str, float] | None:
-        """Bytes of all workers since this was made, for the record; None where they are on no nodes of their
-        own. Collective.
+        """Return the bytes of all workers since this was made, for the record. Collective.
+
+        None where they are on no nodes of their own.
         """
         now = counters.read_counters()
         if self.began is None or now is None:

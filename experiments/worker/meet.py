@@ -1,4 +1,4 @@
-"""A worker that only meets the others and sums a number with them, for `doctor`:
+"""A worker that only meets the others and sums a number with them, for `doctor`.
 
     python -m experiments.worker.meet ORDERS_FILE START_FOLDER
 

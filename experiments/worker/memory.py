@@ -1,4 +1,4 @@
-"""Do so many virtual ranks fit into memory? Asked before any of them is made. And what a worker has used."""
+"""Memory: a check that virtual ranks fit, before any is made, and the peak that a worker has used."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ def optimizer_state_bytes(optimiser: torch.optim.Optimizer) -> int:
 def rank_bytes(
     task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings
 ) -> int:
-    """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
-    step of made-up gradients, in which it allocates what it needs.
+    """Return the bytes that one rank holds of its own.
+
+    These are buffers of the model, gradients, and the method's state after a step of made-up gradients, in
+    which it allocates what it needs.
     """
 
     def body(comm: virtual.VirtualComm) -> int:
@@ -137,7 +139,7 @@ def iterate_tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]
 
 
 def peak_memory_gib(device: torch.device) -> dict[str, float]:
-    """The most memory that this process had, in GiB; all virtual ranks are one process."""
+    """Return the most memory that this process had, in GiB; all virtual ranks are one process."""
     used = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts in KiB
     if device.type == "cuda":
         used["gpu_gib"] = torch.cuda.max_memory_reserved(device) / 2**30

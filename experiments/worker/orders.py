@@ -1,4 +1,4 @@
-"""What the workers of a run are told by who starts them, in a file."""
+"""The orders of a run's workers: a file that the starting process writes for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunOrders(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> RunOrders:
-        """The orders in this file.
+        """Return the orders in a file.
 
         Raises:
             InterferenceError: it is not there any more, or something else is.

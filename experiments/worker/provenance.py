@@ -1,5 +1,6 @@
-"""Where a record comes from: machine, software, code, data. No folder names: records are meant to be
-shared.
+"""Provenance of a record: machine, software, code, data.
+
+No folder names: records are meant to be shared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet
 
 
 def collect_provenance(data_name: str, data_digest: str, device: torch.device) -> dict[str, Any]:
-    """The facts that a reader needs in order to trust, compare or repeat a record."""
+    """Return the facts that a reader needs in order to trust, compare or repeat a record."""
     return {
         "host": platform.node(),
         "cpu": cpu_model(),
@@ -65,7 +66,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _run_command(command: list[str]) -> str | None:
-    """The output of a command, or None where it is absent or fails: a record without it is still a record."""
+    """Return the output of a command, or None where it is absent or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""One run: its orders in, one rank's records (or all virtual ranks' records) out."""
+"""Execution of one run: its orders in, one rank's records (or all virtual ranks' records) out."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
 
 
 def check_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
-    """The bytes that all interfaces sent, beside those that were counted. Collective.
+    """Compare the bytes that all interfaces sent with those that were counted, and return them. Collective.
 
     Raises:
         MachineMismatch: on all workers alike, if they differ by more than headers; unless

@@ -1,4 +1,4 @@
-"""What a process loads once, for the workers that are forked from it (`experiments.launch.fork_server`)."""
+"""Imports of a process from which workers are forked (`experiments.launch.fork_server`)."""
 
 from __future__ import annotations
 

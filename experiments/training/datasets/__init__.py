@@ -19,7 +19,7 @@ REGISTRY = Registry("data set", __name__, Path(__file__).parent, table=PRESETS)
 
 
 def load(name: str, root: Path | None, device: torch.device) -> Dataset:
-    """The data set `name` on `device`; `root` is the folder of its files, where it has any.
+    """Load a data set onto a device; `root` is the folder of its files, where it has any.
 
     Raises:
         ValueError: an unknown name (lists what there is), or files that are missing or corrupt.

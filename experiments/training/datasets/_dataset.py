@@ -1,4 +1,4 @@
-"""What every data set is: examples and labels as tensors on one device, where images are augmented."""
+"""Data sets: examples and labels as tensors on one device, where images are augmented."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device), unseen=unseen)
 
     def hold_out(self, count: int) -> Dataset:
-        """Trained without `count` of the training images, and validated on these: what is tuned so has not
-        seen the test set. The same images whatever the seed of a run.
+        """Return the data set with `count` training images held out to validate on.
+
+        The test set is not seen while settings are tuned. The images are the same whatever the seed of a run.
 
         Raises:
             ValueError: no image would be left.
@@ -62,7 +63,10 @@ class Dataset:
         return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
 
     def limit_validation(self, count: int) -> Dataset:
-        """Validated, and tested, on `count` examples at most: the same whatever the seed of a run."""
+        """Return the data set with at most `count` examples to validate and test on.
+
+        They are the same whatever the seed of a run.
+        """
 
         def some(split: Split) -> Split:
             if count >= len(split.labels):

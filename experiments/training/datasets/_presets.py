@@ -33,7 +33,7 @@ Units = Literal["words", "characters"]  # that text is cut into, and that are nu
 
 
 def _digits(name: str, repeats: int, channels: int, root: Path | None, device: torch.device) -> Dataset:
-    """The 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998).
+    """Load the 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998).
 
     Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth of each is for tests.
     """
@@ -49,7 +49,9 @@ def _digits(name: str, repeats: int, channels: int, root: Path | None, device: t
 
 
 def _path_in_scikit_learn(file: str) -> Path:
-    """A file that it carries; to import all of it takes each worker more than a second.
+    """Return the path of a file that scikit-learn carries.
+
+    To import all of scikit-learn takes each worker more than a second.
 
     Raises:
         ModuleNotFoundError: it is not installed.
@@ -92,8 +94,9 @@ def _text(
     root: Path | None,
     device: torch.device,
 ) -> Dataset:
-    """Text in sequences of `length` words or characters; where it is masked some are hidden and guessed, else
-    labels are the next ones.
+    """Load text in sequences of `length` words or characters.
+
+    Where it is masked, some are hidden and guessed; else labels are the next ones.
     """
     described = FILES[dataset]
     if root is None:
@@ -110,8 +113,9 @@ def read_text(
     masked: bool = False,
     units: Units = "words",
 ) -> Dataset:
-    """The text for training and that for tests, cut into sequences of `length` words, or of characters, which
-    are words then.
+    """Read a text for training and a text for tests, cut into sequences of `length` words or characters.
+
+    Characters are treated as words.
 
     Words are numbered by how often the first file has them, the most frequent first. What is left over at the
     end of a file is not used.
@@ -159,7 +163,7 @@ def number_words(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
 
 
 def read_words(path: Path, length: int, units: Units = "words") -> Sequence[str]:
-    """The words of a file with an `END` after those of each line, or all its characters as they stand.
+    """Return the words of a file with an `END` after each line, or all of the file's characters.
 
     Raises:
         ValueError: no such file, not even one sequence in it, or no text.

@@ -66,7 +66,7 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
 
 
 def _list_images(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
-    """The names of its classes, and the paths of its images with the number of their class.
+    """Return the names of the classes, and the paths of the images with the number of their class.
 
     Raises:
         ValueError: it is not laid out as ImageNet.
@@ -89,8 +89,10 @@ def _digest(folder: Path, files: list[str]) -> str:
 
 @dataclass(frozen=True)
 class ImageFiles(Dataset):
-    """Splits hold numbers of files. Training images are cropped and flipped as torchvision's
-    RandomResizedCrop(224) and RandomHorizontalFlip do it; those for tests are Resize(256), CenterCrop(224).
+    """A data set whose splits hold numbers of files.
+
+    Training images are cropped and flipped as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip
+    do it; those for tests are Resize(256), CenterCrop(224).
 
     As many threads as torch computes with read a batch.
     """
@@ -116,7 +118,7 @@ class ImageFiles(Dataset):
         return self._read(self.train.images[chosen], ways)
 
     def _read(self, numbers: Tensor, ways: Sequence[Callable[[Any], Any]]) -> Tensor:
-        """These files, each made into an image of 224 x 224 in its way."""
+        """Read image files, each made into an image of 224 x 224 by a function of its own."""
         paths = [self.folder / self.files[number] for number in host_sync.to_host(numbers)]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             images = list(threads.map(read_image, paths, ways))
@@ -146,7 +148,7 @@ def crop_center(image: Any) -> Any:
 
 
 def make_random_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
-    """A PIL image cropped and flipped, by so many numbers from 0 to 1."""
+    """Return a function that crops and flips a PIL image, by numbers from 0 to 1."""
 
     def way(image: Any) -> Any:
         from torchvision.transforms import functional
@@ -159,8 +161,9 @@ def make_random_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
 
 
 def draw_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
-    """The first crop drawn that lies within an image of this size, else its middle: torchvision's
-    RandomResizedCrop.get_params.
+    """Return the first crop drawn that lies within an image of this size, else its middle.
+
+    As torchvision's RandomResizedCrop.get_params.
     """
     low, high = (math.log(ratio) for ratio in ASPECT_RANGE)
     for at in range(0, MAX_TRIES * 4, 4):

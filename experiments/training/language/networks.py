@@ -15,8 +15,9 @@ MLP_RATIO = 4  # times, within each block
 
 
 class LSTM(nn.Module):
-    """Words to vectors, so many layers of LSTM of the same width, and a linear layer over all words (Zaremba
-    et al. 2014, without dropout).
+    """Word vectors, layers of LSTM of the same width, and a linear layer over all words.
+
+    Zaremba et al. 2014, without dropout.
     """
 
     def __init__(self, classes: int, width: int, layers: int) -> None:
@@ -33,8 +34,9 @@ class LSTM(nn.Module):
 
 
 class BERT(nn.Module):
-    """BERT of transformers (Devlin et al. 2019) with its head for hidden words, without dropout, which would
-    draw from torch's own generator.
+    """BERT of transformers (Devlin et al. 2019) with its head for hidden words.
+
+    It has no dropout, which would draw from torch's own generator.
 
     Raises:
         ValueError: transformers is not installed.

@@ -48,7 +48,7 @@ class OptimizerRecipe:
                 )
 
     def make_optimizer(self, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """The optimiser of a model, whose matrices alone are decayed: tensors of more than one dimension."""
+        """Return the optimizer of a model, which decays tensors of more than one dimension alone."""
         if self.name == "muon":
             return MuonWithAdamW(model, self, lr, weight_decay)
         groups = group_by_weight_decay(model.parameters(), weight_decay)
@@ -92,7 +92,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """A step of both, which work on the groups and the state of this one, whoever loaded them."""
+        """Step both optimizers, on the groups and the state of this one, whoever loaded them."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.muon.param_groups, self.adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         both: tuple[torch.optim.Optimizer, ...] = (self.muon, self.adamw)

@@ -23,7 +23,7 @@ MASKED_SHARE, RANDOM_SHARE = (
 
 @dataclass(frozen=True)
 class NextWordTask(Task):
-    """Sequences do not follow each other: each begins with an empty memory."""
+    """A task that guesses the next word; each sequence begins with an empty memory."""
 
     eval_batch: ClassVar[int] = 50
 
@@ -71,8 +71,10 @@ class AnnealedNextWordTask(NextWordTask):
 
 @dataclass(frozen=True)
 class HiddenWordTask(NextWordTask):
-    """Masked language modelling (Devlin et al. 2019, section 3.1): labels of words that are not asked for are
-    `IGNORED_LABEL`. For evaluation always the same words are hidden.
+    """Masked language modelling (Devlin et al. 2019, section 3.1).
+
+    Labels of words that are not asked for are `IGNORED_LABEL`. For evaluation the hidden words are always the
+    same.
     """
 
     def draw_batch(

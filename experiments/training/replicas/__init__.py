@@ -1,1 +1,1 @@
-"""What workers hold of a model while they train: alike on all of them, or each its own between rounds."""
+"""A model's parameters on the workers while they train: alike on all, or each its own between rounds."""

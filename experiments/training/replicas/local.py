@@ -54,12 +54,12 @@ class LocalReplica:
             fragment.on_average = self._note
 
     def step(self, rate: float) -> None:
-        """The worker's own step."""
+        """Make the worker's own step."""
         set_learning_rate(self.inner, rate)
         self.optimiser.step_locally()
 
     def exchange(self, epoch: int) -> StepReport:
-        """What is due after the step."""
+        """Exchange what is due after the step."""
         self.moved = self.nothing
         self.optimiser.epoch = epoch
         return self.optimiser.exchange_if_due()
@@ -71,12 +71,12 @@ class LocalReplica:
 
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
-        """The model is what all workers have in common, for validation."""
+        """Give the model the anchor's values within a `with` block, for validation."""
         with self.optimiser.at_anchor():
             yield
 
     def move_to_anchor(self) -> None:
-        """The model becomes the anchor, for good."""
+        """Give the model the anchor's values for good."""
         with self.optimiser.at_anchor():
             anchors = [p.detach().clone() for p in self.model.parameters()]
         with torch.no_grad():
@@ -88,7 +88,7 @@ class LocalReplica:
         return torch.stack(norms).square().sum().sqrt()
 
     def search_stats(self) -> dict[str, SearchStats]:
-        """The kernels that searched the drift, by name, see `Engine.searching`."""
+        """Return the kernels that searched the drift, by name; see `Engine.searching`."""
         found = dict[str, SearchStats]()
         for fragment in self.optimiser.fragments:
             for name, stats in fragment.engine.search_stats().items():
@@ -96,7 +96,7 @@ class LocalReplica:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's state, beside its parameters and its inner optimiser's."""
+        """Return this worker's state, without its parameters and its inner optimizer's."""
         return self.optimiser.worker_state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
-"""What all workers hold alike, parameters and the optimiser's state: of processes each has its own, virtual
-ranks share one.
+"""Parameters and optimizer state that are alike on all workers.
+
+Each process has its own; virtual ranks share one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Replica:
         self.optimiser = make(model)
 
     def update(self, rate: float, average: Tensor) -> None:
-        """The optimiser's step.
+        """Make the optimizer's step.
 
         Args:
             average: (n,) of all gradients, in which the parameters' own `.grad` lie.
@@ -44,8 +45,10 @@ class Replica:
 
 
 class SharedReplica(Replica):
-    """A virtual rank's share: its parameters lie in rank 0's memory, and one optimiser moves them, rank 0's,
-    when all have their average. Each rank is charged the time that it takes.
+    """A virtual rank's view of rank 0's parameters.
+
+    One optimizer, rank 0's, moves them when all have their average. Each rank is charged the time that it
+    takes.
 
     That is what each would do by itself, as long as all have the same average, bit for bit; so they are
     compared in every step. Buffers, gradients and residuals are each rank's own.
