@@ -91,7 +91,7 @@ def compare_launches() -> None:
     from sparsify.kernels import triton_group_search, triton_launcher, triton_search
 
     recorder = Recorder()
-    replace_gpu(launcher=recorder)
+    replace_gpu(make_start=recorder)
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = triton_search.TritonKernel(acc[:N])
     together = triton_group_search.TritonGroupKernel([acc[:N], acc[N : 2 * N]])
