@@ -17,13 +17,13 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
-from sparsify.feedback import Feedback, as_sparse_vectors
+from sparsify.feedback import Feedback, require_all_sparse
 from sparsify.kernels import GroupKernel
 from sparsify.kernels.group_kernel import (
     ConsecutiveTensors,
     add_unless_single,
+    cut_at_common_borders,
     divide_into_stretches,
-    pair_equal_views,
 )
 from sparsify.select import Selector
 from sparsify.types import GroupSelection, SparseVector, StepSettings, num_selected
@@ -142,7 +142,7 @@ class BucketGroupMixin:
             )
         with timer.phase("select"):
             self.feedback.retain_undelivered_of_group(delivery, group.feedback_states, kernel)
-        return as_sparse_vectors(delivery.sum_parts)
+        return require_all_sparse(delivery.sum_parts)
 
     def exchange_and_average_group(
         self, selection: SparseVector, group: BucketGroup, comm: Comm, timer: PhaseTimer
@@ -155,7 +155,7 @@ class BucketGroupMixin:
             scale = 1 / comm.size if self.average else 1.0
             group.kernel.add(wide or group.gradients.tensors, sum_parts, scale, clears=True)
             if wide:
-                pairs = list(pair_equal_views(wide, group.gradients.tensors))
+                pairs = list(cut_at_common_borders(wide, group.gradients.tensors))
                 torch._foreach_copy_([piece for _, piece in pairs], [summed for summed, _ in pairs])
         return selection.indices.numel()
 

@@ -109,7 +109,7 @@ class Feedback(MethodPart, ABC):
         residuals = [self.residual(state) for state in states]
         kept = [residual for residual in residuals if residual is not None]
         if kept:
-            kernel.add(kept, as_sparse_vectors(self.parts_to_subtract(delivery)), alpha=-1)
+            kernel.add(kept, require_all_sparse(self.parts_to_subtract(delivery)), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
         """Return the residual (n,), by default the state's field of this name; None where nothing is kept."""
@@ -311,7 +311,7 @@ class MomentumCorrection(Feedback):
     ) -> None:
         super().retain_undelivered_of_group(delivery, states, kernel)
         if self.masking:
-            for part in as_sparse_vectors(delivery.own_parts):
+            for part in require_all_sparse(delivery.own_parts):
                 kernel.clear_at([state.momentum for state in states], part)
 
 
@@ -363,7 +363,7 @@ FEEDBACKS: Mapping[AnyFeedbackName, Feedback] = {
 }
 
 
-def as_sparse_vectors(parts: Sequence[SparseVector | DenseSlice]) -> list[SparseVector]:
+def require_all_sparse(parts: Sequence[SparseVector | DenseSlice]) -> list[SparseVector]:
     """Return the parts of a delivery, which are all sparse where an exchange supports groups."""
     vectors = [part for part in parts if isinstance(part, SparseVector)]
     assert len(vectors) == len(parts)

@@ -59,7 +59,7 @@ class Method(ABC):
         return False
 
     @property
-    def needs_whole_gradient(self) -> bool:
+    def needs_pass_over_all_gradients(self) -> bool:
         """True if `prepare_gradients_in_place` must run, before any bucket is aggregated."""
         return False
 
@@ -206,7 +206,7 @@ class Sparsifier(BucketGroupMixin, FeedbackMethod):
         one_message = (
             self.exchange.supports_groups and self.select.is_communication_free and not self.unbiased
         )
-        sees_all = one_message and not self.needs_whole_gradient
+        sees_all = one_message and not self.needs_pass_over_all_gradients
         return GroupSupport(
             one_search,
             one_message,
@@ -235,7 +235,7 @@ class Sparsifier(BucketGroupMixin, FeedbackMethod):
         return getattr(self.feedback, "momentum", 0) > 0
 
     @property
-    def needs_whole_gradient(self) -> bool:
+    def needs_pass_over_all_gradients(self) -> bool:
         return self.clip_norm is not None
 
     @property

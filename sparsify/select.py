@@ -257,7 +257,7 @@ def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveInd
     return ExclusiveIndicesUnion(torch.cat(gathered), [len(indices) for indices in gathered])
 
 
-def predict_exclusive_gather_bytes(bucket_step: BucketStep) -> PredictedBytes:
+def predict_exclusive_index_gather_bytes(bucket_step: BucketStep) -> PredictedBytes:
     """Return the bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
     (total,) = set(bucket_step.sent_counts)
     world_size = bucket_step.world_size

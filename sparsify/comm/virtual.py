@@ -81,7 +81,7 @@ class VirtualCluster:
                 self.clocks.finish_collective(max(call.network_s or 0.0 for call in calls))
         self.calls.clear()
 
-    def wait_for_result(self, rank: int, call: PendingCollective) -> Any:
+    def wait_for_combined_result(self, rank: int, call: PendingCollective) -> Any:
         """Let the other ranks run until all have called a collective, and return its result."""
         if threading.get_ident() != self.thread:
             raise ValueError(
@@ -222,7 +222,7 @@ class VirtualComm(Comm):
         if isinstance(contribution, Tensor) and signature is None:
             signature = tuple(contribution.shape)
         call = PendingCollective(name, signature, contribution, combine, network_s, charges_combine_to_all)
-        result: T = self.cluster.wait_for_result(self.rank, call)
+        result: T = self.cluster.wait_for_combined_result(self.rank, call)
         return result
 
 

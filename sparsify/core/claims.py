@@ -18,18 +18,27 @@ class SupersedableClaim:
 
     It ends when another wrapper makes a claim of the same kind on any of them.
 
+    Args:
+        steps_locally: each worker has values of its own.
+
     Attributes:
         is_superseded: another wrapper has claimed one of these parameters since.
     """
 
-    def __init__(self, kind: ClaimKind, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, kind: ClaimKind, parameters: Iterable[Parameter], steps_locally: bool = False) -> None:
+        self.kind = kind
         self.parameters = [*parameters]
+        self.steps_locally = steps_locally
         self.is_superseded = False
         for p in self.parameters:
             earlier = NEWEST_CLAIMS.get((kind, id(p)))
             if earlier is not None and earlier is not self:
                 earlier.is_superseded = True
             NEWEST_CLAIMS[kind, id(p)] = self
+
+    def is_newest_of(self, p: Parameter) -> bool:
+        """Return True unless another wrapper has claimed a parameter since."""
+        return NEWEST_CLAIMS.get((self.kind, id(p))) is self
 
     def check_not_superseded(self) -> None:
         """Refuse to go on after another wrapper has claimed one of these parameters.
@@ -42,3 +51,9 @@ class SupersedableClaim:
                 "these parameters were wrapped anew since; go on with what that returned, and give each "
                 "optimizer parameters of its own"
             )
+
+
+def has_own_values(p: Parameter) -> bool:
+    """Return True if each worker has values of its own of a parameter, which a wrapper steps locally."""
+    claim = NEWEST_CLAIMS.get(("average", id(p)))
+    return claim is not None and claim.steps_locally

@@ -193,7 +193,7 @@ class E3M0(LevelCode):
         return host_sync.to_device([*positive, *negative], scales, SCALE) * scales
 
 
-class MeanLevelCode(LevelCode):
+class TwoBitMeanCode(LevelCode):
     """Base of codes of 2 bits that are read as the mean of the values that have them."""
 
     bits: ClassVar[int] = 2
@@ -203,7 +203,7 @@ class MeanLevelCode(LevelCode):
 
 
 @dataclass(frozen=True)
-class Symmetric2(MeanLevelCode):
+class Symmetric2(TwoBitMeanCode):
     """A code of 2 bits: the sign, and whether the magnitude is a large one.
 
     A value is read as the mean of the tensor's large magnitudes, or of the small ones, with the sign: 8 bytes
@@ -236,7 +236,7 @@ class Symmetric2(MeanLevelCode):
 
 
 @dataclass(frozen=True)
-class Statistical2(MeanLevelCode):
+class Statistical2(TwoBitMeanCode):
     """A code of 2 bits: 4 bins around the tensor's mean, 1.5 standard deviations wide.
 
     The outer bins have no end. A value is read as the mean of the values in its bin: 16 bytes of scales for

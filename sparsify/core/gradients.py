@@ -46,7 +46,7 @@ class InPlaceGradients(GradientBuckets):
         for p in self.parameters:
             p.grad = None
 
-    def collect(self) -> list[Tensor]:
+    def collect_by_parameter(self) -> list[Tensor]:
         """Return the gradients as they are, (n,) of each parameter, without gaps or shared memory.
 
         Sparse gradients become dense; where there is none, as for a parameter that was not used, it is zero.
@@ -145,10 +145,10 @@ class FlatGradients(InPlaceGradients):
         self.flat.zero_()
 
     def clear(self, set_to_none: bool = True) -> None:
-        self.collect()
+        self.collect_by_parameter()
         self.zero_()
 
-    def collect(self) -> list[Tensor]:
+    def collect_by_parameter(self) -> list[Tensor]:
         """Make every `.grad` a view of the flat tensor again, and return the views.
 
         A gradient that lies elsewhere, because something else allocated it or moved it (`model.to`), is

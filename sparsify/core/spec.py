@@ -86,7 +86,7 @@ class Registry:
         if name not in self.names():
             raise ValueError(ranges.describe_unknown(self.noun, name, self.names()))
 
-    def readable_names(self) -> list[str]:
+    def loadable_names(self) -> list[str]:
         """Return the names of the entries whose file can be read."""
         return [name for name in self.names() if not self.reason_unreadable(name)]
 

@@ -150,7 +150,9 @@ class PhaseTimer:
         """Record a point in the device's time."""
         return self.record_event() if self.record_event else self.now()
 
-    def finish_window(self, gather: Callable[[list[float]], list[list[float]]]) -> list[StepTimes]:
+    def finish_window_and_split_waits(
+        self, gather: Callable[[list[float]], list[list[float]]]
+    ) -> list[StepTimes]:
         """End a window: turn marks into seconds, split collectives, and return the window's samples.
 
         All workers finish the same steps together. The shortest duration of a collective over the workers is

@@ -149,7 +149,7 @@ def stretch_norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         (number of sizes,) float32.
     """
     if not native_unavailable_reason():
-        norms = native.norms(tensors, sizes)
+        norms = native.norms_of_stretches(tensors, sizes)
         if norms is not None:
             return norms
     stretches = [

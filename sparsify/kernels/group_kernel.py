@@ -49,7 +49,7 @@ class GroupKernel:
         grads_by_bucket = divide_into_stretches(grads, self.sizes)
         is_whole = all(len(pieces) == 1 for pieces in accs_by_bucket + grads_by_bucket)
         if not is_whole:
-            add_consecutive(accs, grads)
+            add_end_to_end(accs, grads)
         selections = list[SparseVector]()
         for kernel, pieces, addends, k in zip(self.kernels, accs_by_bucket, grads_by_bucket, ks, strict=True):
             acc = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -82,7 +82,7 @@ class GroupKernel:
         for memory, places in zip(into, split_like(space, into), strict=True):
             memory.masked_fill_(places, 0)
 
-    def move_anchors_and_copies(
+    def add_to_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
         copies: Sequence[Tensor],
@@ -174,18 +174,20 @@ def add_unless_single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
     """Return the only piece (n,) of a gradient; or add several pieces to acc (n,), and return None."""
     if len(pieces) == 1:
         return pieces[0]
-    add_consecutive([acc], pieces)
+    add_end_to_end([acc], pieces)
     return None
 
 
-def add_consecutive(tensors: Sequence[Tensor], addends: Sequence[Tensor]) -> None:
+def add_end_to_end(tensors: Sequence[Tensor], addends: Sequence[Tensor]) -> None:
     """Add tensors (m,) that follow each other to others of as many elements in all; or none at all."""
     if addends:
-        pairs = list(pair_equal_views(tensors, addends))
+        pairs = list(cut_at_common_borders(tensors, addends))
         torch._foreach_add_([tensor for tensor, _ in pairs], [addend for _, addend in pairs])
 
 
-def pair_equal_views(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def cut_at_common_borders(
+    tensors: Sequence[Tensor], others: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs of views of equal length, given two rows of tensors (m,) with as many elements in all."""
     pieces_by_tensor = divide_into_stretches(others, [tensor.numel() for tensor in tensors])
     for tensor, pieces in zip(tensors, pieces_by_tensor, strict=True):

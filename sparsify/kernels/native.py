@@ -162,7 +162,7 @@ class NativeGroupKernel(GroupKernel):
         if not self._try_write("clear_at", [into], [part]):
             super().clear_at(into, part)
 
-    def move_anchors_and_copies(
+    def add_to_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
         copies: Sequence[Tensor],
@@ -172,7 +172,7 @@ class NativeGroupKernel(GroupKernel):
     ) -> None:
         parts = [SparseVector(indices.int(), values) for indices, values in parts]
         if not self._try_write("move", [anchors, copies], parts, alpha, rate):
-            super().move_anchors_and_copies(anchors, copies, parts, alpha, rate)
+            super().add_to_anchors_and_copies(anchors, copies, parts, alpha, rate)
 
     def _try_write(
         self,
@@ -281,7 +281,7 @@ def search_buckets(
     return None if is_refused else SearchResult(selection, SearchStats(len(requests), *counts.tolist()))
 
 
-def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+def norms_of_stretches(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     """Return the Euclidean norm of each stretch of tensors (m,) that follow each other, which are read once.
 
     A norm may overflow though all elements are finite.

@@ -169,7 +169,7 @@ def find_kth_bin(histogram, k, SIZE: constexpr):
 
 
 @triton.jit
-def find_kth_upper_bits(high, middle, k):
+def find_kth_upper_bits_and_num_above(high, middle, k):
     """Find the upper and middle bits of the k-th largest key; return them, and how many keys are above."""
     upper, above = find_kth_bin(high, k, HIGH_BINS)
     inner, more = find_kth_bin(middle, k - above, LOW_BINS)
@@ -179,7 +179,7 @@ def find_kth_upper_bits(high, middle, k):
 @triton.jit
 def find_kth_key(high, middle, low, k):
     """Find the k-th largest key by three histograms; return it, its lower bits, and how many are above."""
-    upper_bits, above = find_kth_upper_bits(high, middle, k)
+    upper_bits, above = find_kth_upper_bits_and_num_above(high, middle, k)
     lower, more = find_kth_bin(low, k - above, LOW_BINS)
     return (upper_bits << 10) | lower, lower, above + more
 

@@ -24,7 +24,7 @@ from sparsify.kernels import triton_device_functions, triton_search
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels.group_kernel import (
     GroupKernel,
-    add_consecutive,
+    add_end_to_end,
     add_unless_single,
     divide_into_stretches,
 )
@@ -268,5 +268,5 @@ def add_unless_whole(
     dtypes = {grad.dtype for grad in whole}
     if len(whole) == len(accs) and len(dtypes) == 1 and dtypes <= TRITON_DTYPES.keys():
         return whole
-    add_consecutive(accs, [piece for pieces in pieces_by_bucket for piece in pieces])
+    add_end_to_end(accs, [piece for pieces in pieces_by_bucket for piece in pieces])
     return [None for _ in accs]

@@ -22,7 +22,7 @@ from sparsify.kernels.triton_device_functions import (
     emit_range,
     find_kth_bin,
     find_kth_key,
-    find_kth_upper_bits,
+    find_kth_upper_bits_and_num_above,
     magnitude_keys,
 )
 
@@ -97,7 +97,7 @@ def count_group_low_bits(shares, buckets, work, rows, ALIGNED: constexpr, BLOCK:
     """
     bucket, row, k, first, last = load_share(shares, buckets, work, BLOCK)
     acc = load_tensor_address(bucket, ACC, tl.float32, ALIGNED)
-    upper_bits, _above = find_kth_upper_bits(row + HIGH, row + MIDDLE, k)
+    upper_bits, _above = find_kth_upper_bits_and_num_above(row + HIGH, row + MIDDLE, k)
     counts = count_keys(acc, 1, first, last, upper_bits, 10, 0, LOW_BINS, BLOCK)
     add_and_store_counts(row + LOW, rows, counts)
 

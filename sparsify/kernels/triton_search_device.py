@@ -161,7 +161,7 @@ def count_low_bits(acc, work, values, rows, n, acc_stride, k, BLOCK: constexpr, 
 
     Each program's own count is stored as well, in rows (programs, LOW_BINS).
     """
-    upper_bits, _above = device.find_kth_upper_bits(work + device.HIGH, work + device.MIDDLE, k)
+    upper_bits, _above = device.find_kth_upper_bits_and_num_above(work + device.HIGH, work + device.MIDDLE, k)
     counts = device.count_candidate_or_all_keys(
         acc, work, values, n, acc_stride, upper_bits, 10, 0, BLOCK, CANDIDATE_BLOCK
     )

@@ -75,7 +75,7 @@ class PackedCodes:
         pack(self.lanes, self.bits, packed)
         return self.buffer
 
-    def read(self, message: Tensor) -> Tensor:
+    def unpack_and_return_scales(self, message: Tensor) -> Tensor:
         """Unpack a message that `write` wrote into `codes`; return its scales."""
         scales, packed = self._fields(message)
         unpack(packed, self.bits, self.lanes)
@@ -88,7 +88,7 @@ class PackedCodes:
 
     def read_levels(self, message: Tensor, out: Tensor) -> Tensor:
         """Read a message of `write_levels` into `out` (n,); return its scales."""
-        scales = self.read(message)
+        scales = self.unpack_and_return_scales(message)
         out.copy_(self.codes).sub_(self.levels)
         return scales
 
@@ -146,7 +146,7 @@ def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Ten
 
 def decode_signs_and_scales(message: Tensor, out: Tensor, packed: PackedCodes) -> Tensor:
     """Read a message of `encode_signs` into `out` (n,), as -1 and 1; return the scales."""
-    scales = packed.read(message)
+    scales = packed.unpack_and_return_scales(message)
     out.copy_(packed.codes).mul_(2).sub_(1)
     return scales
 

@@ -14,7 +14,12 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, NonNegativeInt, Scope, check_arguments
-from sparsify.select import Selector, gather_exclusive_indices, predict_exclusive_gather_bytes, split_evenly
+from sparsify.select import (
+    Selector,
+    gather_exclusive_indices,
+    predict_exclusive_index_gather_bytes,
+    split_evenly,
+)
 from sparsify.types import (
     BucketContext,
     BucketStep,
@@ -116,7 +121,7 @@ class Deft(Selector):
         num_fragments = len(fragment_sizes(bucket_step.sizes, bucket_step.world_size))
         plan_nbytes = 2 * plan_dtype(bucket_step.n).itemsize * num_fragments
         plan_bytes = exact_bytes(cost.broadcast(plan_nbytes, bucket_step.world_size))
-        return plan_bytes + predict_exclusive_gather_bytes(bucket_step)
+        return plan_bytes + predict_exclusive_index_gather_bytes(bucket_step)
 
 
 def plan_dtype(n: int) -> torch.dtype:

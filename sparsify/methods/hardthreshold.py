@@ -115,7 +115,7 @@ class SignedWordGather(Exchange):
     def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         tau = resolve_threshold(self.threshold, k)
         dtype = selection.values.dtype
-        own_words = encode_words(selection, n)
+        own_words = pack_indices_and_signs(selection, n)
         total = [decode_words(words, tau, dtype) for words in gather_uneven(comm, own_words)]
         return Delivery([*total], [decode_words(own_words, tau, dtype)])
 
@@ -123,7 +123,7 @@ class SignedWordGather(Exchange):
         return uneven_gather_calls(bucket_step.index_nbytes * max(bucket_step.sent_counts))
 
 
-def encode_words(selection: SparseVector, n: int) -> Tensor:
+def pack_indices_and_signs(selection: SparseVector, n: int) -> Tensor:
     """Write a selection as words (k',) int32: the index, and the sign of the value in the highest bit."""
     if n > 2**31:
         raise ValueError(
@@ -134,5 +134,5 @@ def encode_words(selection: SparseVector, n: int) -> Tensor:
 
 
 def decode_words(words: Tensor, tau: float, dtype: torch.dtype) -> SparseVector:
-    """Read words of `encode_words`: every value is +-tau."""
+    """Read words of `pack_indices_and_signs`: every value is +-tau."""
     return SparseVector((words & INDEX_BITS).long(), torch.where(words < 0, -1, 1).to(dtype) * tau)

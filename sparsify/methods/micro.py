@@ -27,7 +27,7 @@ from sparsify.ranges import (
 from sparsify.select import (
     Selector,
     gather_exclusive_indices,
-    predict_exclusive_gather_bytes,
+    predict_exclusive_index_gather_bytes,
     split_evenly,
 )
 from sparsify.types import BucketContext, BucketStep, PredictedBytes, Selection
@@ -118,7 +118,7 @@ class ExclusiveThresholdSelector(Selector):
         return SharedThreshold(Workspace.with_kernel(like, context))
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        return predict_exclusive_gather_bytes(bucket_step)
+        return predict_exclusive_index_gather_bytes(bucket_step)
 
     @abstractmethod
     def partition_sizes(self, n: int, size: int, state: SharedThreshold) -> list[int]:

@@ -93,7 +93,7 @@ class E3M0Quantiser(Quantiser):
         return state.write(scale)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        scale = state.read(message)
+        scale = state.unpack_and_return_scales(message)
         return torch.index_select(E3M0().levels(scale).to(out.dtype), 0, state.codes.int(), out=out)
 
     def nbytes(self, sizes: Sequence[int]) -> int:

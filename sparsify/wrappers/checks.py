@@ -69,7 +69,7 @@ def check_scaler_allows_overlap(scaler: GradScaler | None) -> None:
 
 def check_needs_no_whole_gradient(method: Method) -> None:
     """Refuse to overlap a method that needs the whole gradient before it sends any."""
-    if method.needs_whole_gradient:
+    if method.needs_pass_over_all_gradients:
         raise ValueError(
             "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
             "leave one of them out"

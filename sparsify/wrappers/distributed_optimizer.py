@@ -210,7 +210,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.last_report = None
         if self._overlap is not None:
             return self._finish_overlap(self._overlap)
-        grads = self.aggregator.source.collect()
+        grads = self.aggregator.source.collect_by_parameter()
         if scale is not None:
             torch._foreach_div_(grads, scale)
         used, self._is_skipped = self._agree_on_used(grads, scale)
@@ -274,7 +274,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _finish_overlap(self, overlap: BackwardOverlap) -> StepReport:
         """Send the gradients that are not sent yet, and wait for all."""
         if not overlap.is_step_open:  # no gradient has arrived, or all within `no_sync`
-            self.aggregator.source.collect()
+            self.aggregator.source.collect_by_parameter()
             overlap.begin_step(self.epoch, self._learning_rates())
         try:
             self.last_report = overlap.finish_step(self._drops_gradients)
@@ -387,7 +387,7 @@ class DistributedOptimizer(OptimizerWrapper):
         return self.aggregator.check_state_and_collect_facts(saved)
 
     def restore_worker_state(self, saved: Mapping[str, Any]) -> None:
-        self.aggregator.restore_state(saved)
+        self.aggregator.restore_checked_state(saved)
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.aggregator.method!r}, {self.inner_optimizer!r})"

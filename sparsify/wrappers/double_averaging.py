@@ -40,9 +40,15 @@ def _track_averaging_modules() -> None:
     Torch lists no existing modules, so the objects of the garbage collector are searched, once a process.
     """
     register_module_module_registration_hook(_record_if_averaging)
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), nn.Module):  # isinstance may run the object's own code
-            _record_if_averaging(candidate)
+    for module in find_live_modules():
+        _record_if_averaging(module)
+
+
+def find_live_modules() -> list[nn.Module]:
+    """Return all modules of this process, by a search of some 0.1 s."""
+    candidates = gc.get_objects()
+    # isinstance may run an object's own code. Some were made without `Module.__init__`.
+    return [found for found in candidates if issubclass(type(found), nn.Module) and "_modules" in vars(found)]
 
 
 class EqualGradientsMonitor:
@@ -135,9 +141,9 @@ class AveragedGradientsGuard:
         new_names = [name for name, p in model.named_parameters() if id(p) not in self.parameter_ids]
         example = f", such as {new_names[0]}" if new_names else ""
         raise ValueError(
-            f"no gradient came, for the model has other parameters than when it was wrapped{example}; "
-            "add adapters, or quantise, before you wrap it. A model that fully_shard has sharded takes "
-            "sparsify.shard: here each worker needs the whole model"
+            f"the model has other parameters than when it was wrapped{example}, and no gradient came for the "
+            "old ones; load weights without assign=True, and add adapters, replace layers or quantise before "
+            "you wrap it. One that fully_shard has sharded takes sparsify.shard"
         )
 
     def _find_rivals(self) -> list[nn.Module]:

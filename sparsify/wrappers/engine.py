@@ -418,7 +418,7 @@ class Engine:
         check_all_can_load(
             self.comm, self.buckets[0].flat.device, partial(self.check_state_and_collect_facts, saved)
         )
-        self.restore_state(saved)
+        self.restore_checked_state(saved)
 
     def check_state_and_collect_facts(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's, and return what must be the same on all workers."""
@@ -426,7 +426,7 @@ class Engine:
         check_saved_matches(saved, self.uncopied_state_dict())
         return {"step": saved["step"]}
 
-    def restore_state(self, saved: Mapping[str, Any]) -> None:
+    def restore_checked_state(self, saved: Mapping[str, Any]) -> None:
         """Load a state that `check_state_and_collect_facts` let pass."""
         self.step = saved["step"]
         self.states = [

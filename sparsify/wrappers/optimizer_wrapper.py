@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from sparsify.comm import Comm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import local_shard
-from sparsify.core.claims import SupersedableClaim
+from sparsify.core.claims import SupersedableClaim, has_own_values
 from sparsify.method import Method
 from sparsify.ranges import NonNegativeInt
 from sparsify.wrappers.checks import broadcast_model, parameters_of, resolve_comm
@@ -108,6 +108,19 @@ class DirectStepGuard:
             self.is_stepping = False
 
 
+@contextmanager
+def keep_own_values(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Give parameters that an earlier wrapper steps locally their values again after a broadcast within.
+
+    The others' broadcast is the same on all workers, whoever has lost a wrapper already.
+    """
+    kept = [(local_shard(p), local_shard(p).detach().clone()) for p in parameters if has_own_values(p)]
+    yield
+    with torch.no_grad():
+        for shard, values in kept:
+            shard.copy_(values)
+
+
 class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
     """An optimizer with a user's optimizer inside, whose parameters, state and defaults it shows as its own.
 
@@ -123,6 +136,7 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
     found_inf: Tensor  # as grad_scale
     inner_optimizer: torch.optim.Optimizer
     rewrap_advice: ClassVar[str]  # how to wrap anew, and what is lost by it
+    steps_locally: ClassVar[bool] = False  # True: between two exchanges workers' parameters differ
     worker_state_key: ClassVar[str]  # of the worker's part in a saved state
     missing_worker_state: ClassVar[str]  # what a saved state without that part lacks, and what to do
 
@@ -150,10 +164,11 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         self.inner_optimizer = optimizer
         for event in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
             setattr(self, f"_optimizer_{event}_hooks", OrderedDict())
-        self._broadcast_model(model)
         self._model = model
         self._wrapped_parameters = parameters_of(optimizer)
         wrapped_ids = set(map(id, self._wrapped_parameters))
+        with keep_own_values(p for p in model.parameters() if id(p) not in wrapped_ids):
+            self._broadcast_model(model)
         self._named_parameters = [(name, p) for name, p in model.named_parameters() if id(p) in wrapped_ids]
         self._frozen = [(name, p) for name, p in self._named_parameters if not p.requires_grad]
 
@@ -172,7 +187,7 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         """Refuse, from now on, steps of the inner optimizer alone, and others that average its parameters."""
         self._step_guard = DirectStepGuard(self.inner_optimizer)
         self._averaged_gradients = AveragedGradientsGuard(self._wrapped_parameters)
-        self._claim = SupersedableClaim("average", self._wrapped_parameters)
+        self._claim = SupersedableClaim("average", self._wrapped_parameters, self.steps_locally)
 
     def _check_same_parameters(self) -> None:
         """Refuse an inner optimizer with other parameters than it had when it was wrapped."""

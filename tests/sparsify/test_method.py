@@ -63,11 +63,11 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
         "scope",
         "applies_momentum",
         "needs_lr",
-        "needs_whole_gradient",
+        "needs_pass_over_all_gradients",
         "num_density_warmup_epochs",
     ):
         assert getattr(wrapped, asked) == getattr(plain, asked), asked
-    assert wrapped.needs_whole_gradient
+    assert wrapped.needs_pass_over_all_gradients
     assert wrapped.applies_momentum
     assert not sparsify.build("dgc", momentum=0.0).applies_momentum
     assert wrapped.num_density_warmup_epochs == 2

@@ -212,7 +212,7 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
         for part in some:
             total.index_add_(0, part.indices, part.values * 0.25)
         anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
-        make(SIZES).move_anchors_and_copies(anchors, owns, some, 0.25, -1.0)
+        make(SIZES).add_to_anchors_and_copies(anchors, owns, some, 0.25, -1.0)
         assert torch.equal(torch.cat(anchors), before - total)
         assert all(map(torch.equal, anchors, owns))
 
@@ -277,7 +277,7 @@ def test_gradients_that_share_memory_are_parted() -> None:
     shared = torch.arange(6.0)
     a.grad = shared.view(2, 3)
     b.grad = shared
-    of_b, of_a = gradients.collect()
+    of_b, of_a = gradients.collect_by_parameter()
     of_a.zero_()
     assert of_b.tolist() == there(b.grad).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert not there(a.grad).any()
@@ -289,5 +289,5 @@ def test_gradients_with_a_graph_are_written_to() -> None:
     (a,), gradients = make_gradients((3,))
     a.pow(3).sum().backward(create_graph=True)
     with torch.no_grad():
-        gradients.collect()[0].fill_(1.0)
+        gradients.collect_by_parameter()[0].fill_(1.0)
     assert there(a.grad).tolist() == [1.0] * 3

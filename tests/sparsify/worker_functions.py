@@ -120,7 +120,7 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
                 if comm.rank == 1:
                     time.sleep(LATE_S)
                 metered.all_gather(torch.zeros(1000))
-        samples = timer.finish_window(
+        samples = timer.finish_window_and_split_waits(
             lambda mine: [
                 theirs.tolist() for theirs in comm.all_gather(torch.tensor(mine, dtype=torch.float64))
             ]

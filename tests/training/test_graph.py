@@ -101,7 +101,7 @@ def made(recorder: CudaGraphRecorder) -> tuple[nn.Module, FlatGradients, Graphed
 
     def work(inputs: Tensor, labels: Tensor) -> Tensor:
         loss = (model(inputs).sum(dim=1) - labels).square().mean()
-        gradients.collect()
+        gradients.collect_by_parameter()
         gradients.zero_()
         loss.backward()
         return cast(Tensor, loss.detach())

@@ -72,7 +72,7 @@ def check_shard_arguments(
             )
     if isinstance(method, Dense):
         return
-    if method.needs_whole_gradient:
+    if method.needs_pass_over_all_gradients:
         raise ValueError(
             "clip_norm needs the norm of the whole gradient, and units are exchanged one after the other; "
             "leave it out, and clip the average after backward (clip_grad_norm_)"

@@ -108,7 +108,7 @@ class ShardHook(HookBase):
         optimizer = unwrap_optimizer(optimizer)
         grid = make_grid(self.units, resolve_process_group(replicas))
         self._all_workers = grid.all_workers_comm()
-        parameters = named_unit_parameters(self.units)
+        parameters = named_trained_parameters_of_units(self.units)
 
         def collect_facts() -> dict[str, Any]:
             check_is_unwrapped_optimizer(optimizer)
@@ -238,7 +238,7 @@ class ShardHook(HookBase):
             )
 
 
-def named_unit_parameters(units: Sequence[ShardedUnit]) -> NamedParameters:
+def named_trained_parameters_of_units(units: Sequence[ShardedUnit]) -> NamedParameters:
     """Return the trained parameters, unit by unit, with their names."""
     return [named for unit in units for named in zip(unit.names, unit.parameters, strict=True)]
 

@@ -113,7 +113,7 @@ class OptimizerStateExtension:
         checked = dict[str, Any]()
         check = partial(self._check, parts, checked)
         check_all_can_load(self.grid.all_workers_comm(), self.grid.device, check)
-        self.wrapper.engine.restore_state(checked["state"])
+        self.wrapper.engine.restore_checked_state(checked["state"])
         self.wrapper.user_epoch = checked["epoch"]
 
     def _check(self, parts: Mapping[str, Any], checked: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_gradients_from_elsewhere_are_collected() -> None:
     differentiable.grad = None
     (differentiable**2 + differentiable).sum().backward(create_graph=True)
     moved_grad.data = torch.arange(6.0).view(3, 2).t()
-    gradients.collect()
+    gradients.collect_by_parameter()
     assert gradients.flat.tolist() == [0, 2, 4, 1, 3, 5, 1, *[0] * 4, 0, 5, 0, 1, 1]
     assert not gradients.flat.requires_grad
     for (_, p), view in zip(gradients.named_parameters, gradients.views, strict=True):

@@ -77,7 +77,7 @@ def test_a_broken_file_is_named_and_leaves_the_others_alone(
 ) -> None:
     (registry.folder / "broken.py").write_text(source)
     assert registry.names() == ["broken", "sound"]
-    assert registry.readable_names() == ["sound"]
+    assert registry.loadable_names() == ["sound"]
     with pytest.raises(BrokenFile) as refusal:
         registry.defaults("broken")
     assert str(registry.folder) in str(refusal.value)

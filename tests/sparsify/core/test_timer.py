@@ -45,7 +45,7 @@ def test_phases_are_added_up_an_inner_one_interrupts_the_outer_and_the_rest_is_u
                     clock.time += 4.0
                 clock.time += 8.0
             clock.time += 0.5
-    first, second = timer.finish_window(alone)
+    first, second = timer.finish_window_and_split_waits(alone)
     assert first.phases == {"select": 5.0, "forward": 9.0, "wait": 4.0}
     assert first.step_s == 18.5
     assert first.spans == []
@@ -53,7 +53,7 @@ def test_phases_are_added_up_an_inner_one_interrupts_the_outer_and_the_rest_is_u
         ("select", 18.5, 2.0), ("select", 20.5, 3.0), ("forward", 23.5, 1.0), ("wait", 24.5, 4.0),
         ("forward", 28.5, 8.0),
     ]  # fmt: skip
-    assert timer.finish_window(alone) == []
+    assert timer.finish_window_and_split_waits(alone) == []
 
 
 def test_only_serialised_waits_for_the_device_within_a_step() -> None:
@@ -76,7 +76,7 @@ def test_production_splits_collectives_by_the_shortest_over_the_ranks() -> None:
                 clock.time += 2.0
             with timer.collective():
                 clock.time += duration
-    (sample,) = timer.finish_window(lambda mine: [mine, [1.0, 3.0]])
+    (sample,) = timer.finish_window_and_split_waits(lambda mine: [mine, [1.0, 3.0]])
     assert sample.phases == {"wait": 4.0, "transfer": 2.0}
     assert sample.step_s == 10.0
 
@@ -87,7 +87,7 @@ def test_a_step_that_failed_is_no_sample() -> None:
         raise ZeroDivisionError
     with timer.step(), timer.phase("forward"):  # and the timer still works
         pass
-    assert [sample.phases for sample in timer.finish_window(alone)] == [{"forward": 0.0}]
+    assert [sample.phases for sample in timer.finish_window_and_split_waits(alone)] == [{"forward": 0.0}]
 
 
 def trained(mode: str, method: str, **settings: Any) -> list[Lines]:

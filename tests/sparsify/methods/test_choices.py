@@ -137,13 +137,13 @@ def test_lambda_for_resnet_18_is_the_published_one() -> None:
 
 def test_words_hold_31_bits_of_index_and_a_sign() -> None:
     part = SparseVector(torch.tensor([0, 5, 2**31 - 1, 0]), torch.tensor([1.0, -2.0, -3.0, -4.0]))
-    written = hardthreshold.encode_words(part, 2**31)
+    written = hardthreshold.pack_indices_and_signs(part, 2**31)
     assert written.dtype == torch.int32
     read = hardthreshold.decode_words(written, 0.5, torch.float64)
     assert read.indices.tolist() == part.indices.tolist()
     assert read.values.tolist() == [0.5, -0.5, -0.5, -0.5]
     with pytest.raises(ValueError, match="needs wider indices than Strom's 31 bits"):
-        hardthreshold.encode_words(part, 2**31 + 1)
+        hardthreshold.pack_indices_and_signs(part, 2**31 + 1)
 
 
 @pytest.mark.parametrize(("block", "every"), [(4, 5), (10, 1), (1, 3), (10_000, 100)])

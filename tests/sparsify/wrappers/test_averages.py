@@ -81,7 +81,7 @@ def shard(model: nn.Module) -> nn.Module:
 FLATTENED = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
 IN_PLACE = partial(FLATTENED, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD)
 TWICE = "averages these gradients too, so they travel twice.*train the model itself .`ddp.module`"
-TAKEN = "no gradient came, for the model has other parameters than when it was wrapped, such as"
+TAKEN = "the model has other parameters than when it was wrapped, such as .*no gradient came for the old"
 SHARDED = "has sharded this model since.*train the model itself"
 VIEWS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 UNUSED = partial(DistributedDataParallel, find_unused_parameters=True)

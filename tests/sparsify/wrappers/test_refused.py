@@ -179,6 +179,12 @@ def ignoring(*names: str) -> Callable[[Any], DistributedDataParallel]:
     return made
 
 
+def frozen(model: Any) -> nn.Module:
+    whole: nn.Module = model
+    model.convolution.requires_grad_(False)
+    return whole
+
+
 def freeze_after(model: Any) -> DistributedDataParallel:
     made = DistributedDataParallel(model)
     model.convolution.requires_grad_(False)
@@ -537,7 +543,12 @@ REFUSED: list[Row] = [
                 lie_otherwise,
                 DistributedDataParallel,
             ),
-            (r"shape \(4,.* was frozen when `register` was called", unfreeze, freeze_after),
+            ("convolution.weight was frozen when `register` was called", unfreeze, freeze_after),
+            (
+                "convolution.weight was frozen when `register` was called",
+                unfreeze,
+                lambda model: DistributedDataParallel(frozen(model)),
+            ),
             ("requires a gradient, but was frozen when Distributed", go_on, freeze_before),
         )
     ),

@@ -814,7 +814,7 @@ ACTS: dict[str, Act] = {
 
 def act_of_method(name: str, scope: str | float, **choices: Any) -> Act:
     """Return a short training with a method, one tensor after the other, and in another scope."""
-    waits = laws.build(name, **choices).needs_whole_gradient
+    waits = laws.build(name, **choices).needs_pass_over_all_gradients
     wrappers = (DISTRIBUTE[0], REGISTER[0]) if waits else (*DISTRIBUTE, *REGISTER)
     return Act(
         partial(train, steps=3), method=name, choices=choices, wrappers=wrappers, scopes=("layer", scope)

@@ -312,7 +312,7 @@ def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
 
 def trained_locally(mesh: DeviceMesh, rank: int, name: str, kind: str) -> Tensor:
     """Return the weights in the middle of a round. Each layer has an optimizer, which has made a step before
-    it is wrapped; one of them is wrapped anew later. Shards have a GradScaler.
+    it is wrapped; one of them is wrapped anew later, in a round of the other. Shards have a GradScaler.
     """
     strategy = sparsify.build(name, every=2)
     model: Any = seeded(
@@ -334,7 +334,7 @@ def trained_locally(mesh: DeviceMesh, rank: int, name: str, kind: str) -> Tensor
     for step in range(8):
         if step == 1:
             optimizers = [wrap_one(inner) for inner in inners]
-        if step == 5:
+        if step == 6:
             optimizers[-1] = wrap_one(inners[-1])
         # Of the step before wrapping, that of all workers is the same.
         images = torch.Generator().manual_seed(10 * step + (rank if step else 0))
@@ -500,6 +500,15 @@ def wrap_half(grid: Grid) -> None:
     sparsify.shard(model, inner, sparsify.diloco(every=2)).step()
 
 
+def unfreeze_locally(grid: Grid) -> None:
+    model = uses_guards.net()
+    fully_shard(model, mesh=grid.mesh)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    wrapped = sparsify.shard(model, inner, sparsify.diloco(every=2))
+    model.frozen.requires_grad_(True)
+    wrapped.step()
+
+
 def spoil(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Put a NaN into the parameters, as a step does whose gradient has one."""
     optimizer.param_groups[0]["params"][0].to_local().detach().fill_(torch.nan)
@@ -621,6 +630,7 @@ REFUSED: dict[str, Refusal] = {
     ),
     "averages, local": (keep_averages_locally, "Averaged has the modes train and eval, so it keeps weights"),
     "half wrapped": (wrap_half, "output.weight is trained, and no optimizer of local steps has it"),
+    "unfrozen, local": (unfreeze_locally, "frozen.weight is trained, and no optimizer of local steps has it"),
     "NaN, local": (
         overflow_locally,
         "NonFiniteDriftError: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
