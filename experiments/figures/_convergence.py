@@ -47,7 +47,8 @@ def draw_curves(frames: Frames, lines: Mapping[str, Seeds], columns: Mapping[str
     Args:
         columns: of the epochs, with the label of the axis.
     """
-    panels, last = list[plots.Panel](), list(columns)[-1]
+    panels = []
+    last = list(columns)[-1]
     for column in columns:
         panels.append(_curves_panel(frames, lines, column, column == last))
         panels.append(_ends_panel(frames, lines, column, column == last))

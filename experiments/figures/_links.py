@@ -37,7 +37,7 @@ def split_by_link(frames: Frames) -> dict[str, Frames]:
 
 def by_launch(times: Mapping[int, T], quantity: Callable[[T], float]) -> pd.Series[float]:
     """Return a quantity of each launch's times."""
-    return pd.Series({launch: quantity(each) for launch, each in times.items()}, dtype=float)
+    return pd.Series({launch: quantity(value) for launch, value in times.items()}, dtype=float)
 
 
 def mean_over_launches(samples: pd.Series[float], bounds: Bounds = POSITIVE) -> Estimate | None:
@@ -116,7 +116,7 @@ def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Esti
         return None
     both = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
     if any(both.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
-        places = ", ".join(each.describe_outside() for each in (below, above))
+        places = f"{below.describe_outside()}, {above.describe_outside()}"
         raise MixedRunsError(f"no two {noun} to compare: {places}")
     return mean_ratio(above.within_links, below.within_links)
 

@@ -16,7 +16,7 @@ from analysis.records.frames import (
 )
 from analysis.stats import Bounds, Estimate, estimate_mean
 from experiments.config.run import Run
-from experiments.figures._runs import TRAINED, scale, setting_axis, span_grid
+from experiments.figures._runs import TRAINED, scaled_settings, setting_axis, span_grid
 
 MODELS = {
     "cnn_cifar10": "small CNN",
@@ -37,10 +37,8 @@ Measures = Mapping[str, tuple[RunStatistic, Bounds]]  # by the names of columns
 def runs(profile: str) -> list[Run]:
     """Return the trainings of all models and seeds."""
     batches = {"cnn_digits": 16} if profile == "smoke" else BATCHES
-    shared = {
-        **TRAINED, "profile": profile, "workers": 2, "train.validate": "never", "method": "topk",
-        "method.density": 0.01, **scale("looks", profile),
-    }  # fmt: skip
+    method = {"method": "topk", "method.density": 0.01}
+    shared = scaled_settings({**TRAINED, "workers": 2, "train.validate": "never", **method}, "looks", profile)
     tasks = [{"task": task, "task.batch_size": batch} for task, batch in batches.items()]
     return span_grid(shared, setting_axis("seed", SEEDS[profile]), tasks)
 

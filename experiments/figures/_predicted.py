@@ -14,7 +14,7 @@ from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import mean_phase_seconds
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TIMED, scale, variants, with_density
+from experiments.figures._runs import TIMED, scaled_settings, variants, with_density
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published_cost`.
@@ -130,7 +130,7 @@ def step_seconds(
 
 def timing_runs(profile: str) -> list[Run]:
     """Return the run in which all of METHODS take turns."""
-    shared = {**TIMED, "profile": profile, **scale("predicted", profile), "cluster": "local", "workers": 2}
+    shared = scaled_settings(TIMED, "predicted", profile) | {"cluster": "local", "workers": 2}
     return [Run(shared, with_density(METHODS, DENSITY if profile != "smoke" else 0.01))]
 
 

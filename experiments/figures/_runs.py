@@ -50,6 +50,11 @@ def list_settings(frames: Frames, column: str) -> str:
     return captions.join_words(value if isinstance(value, str) else format_number(value) for value in values)
 
 
+def scaled_settings(base: RunSettings, item: str, profile: str) -> dict[str, Any]:
+    """Return settings that several items need, with those by which a profile scales an item."""
+    return {**base, "profile": profile, **scale(item, profile)}
+
+
 def scale(item: str, profile: str) -> RunSettings:
     """Return the settings by which a profile scales an item, from scales.yaml."""
     return profile_entry(_settings("scales")[item], profile)

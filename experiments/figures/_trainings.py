@@ -14,7 +14,7 @@ from analysis.records.frames import Frames, find_keys
 from analysis.records.steps import add_outcomes
 from analysis.stats import Estimate, final_difference, final_ratio, final_value, mean_curve
 from experiments.config.run import Run, RunSettings
-from experiments.figures._runs import TRAINED, list_settings, scale
+from experiments.figures._runs import TRAINED, list_settings, scaled_settings
 
 T = TypeVar("T")
 COLUMN = "val_loss"
@@ -42,7 +42,7 @@ class NamedTrainings:
 
     def runs(self, profile: str, seeds: Sequence[int], names: Iterable[Any]) -> list[Run]:
         """Return the runs of these trainings, all of a seed before the next seed."""
-        shared: RunSettings = {**TRAINED, "profile": profile, **scale(self.item, profile)}
+        shared = scaled_settings(TRAINED, self.item, profile)
         trainings = [self.settings_by_name[name] for name in names]
         return [Run({**shared, **settings, "seed": seed}) for seed in seeds for settings in trainings]
 
@@ -120,7 +120,8 @@ def perplexity(loss: Estimate) -> Estimate:
 
     Without one where two seeds say so little that it has no end.
     """
-    low, high = loss.low, loss.high
+    low = loss.low
+    high = loss.high
     low, high = (
         (None, None) if high is None or high > MAX_LOSS_NATS else (math.exp(low or 0.0), math.exp(high))
     )

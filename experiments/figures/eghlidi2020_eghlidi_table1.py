@@ -169,9 +169,11 @@ def _ends(frames: Frames, scheme: str, scope: str, size: int) -> pd.Series[float
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not len(frames.runs):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     for row, scope in enumerate(SCOPES):
-        lines, printed = list[plots.Curve](), list[plots.Curve]()
+        lines = []
+        printed = list[plots.Curve]()
         for scheme in LOOKS:
             cells = {size: cell_accuracy(frames, scheme, scope, size) for size in WORKERS}
             known = {size: end for size, end in cells.items() if end is not None}

@@ -94,7 +94,8 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    over_global, over_others = scope_margins(), topk_margins()
+    over_global = scope_margins()
+    over_others = topk_margins()
     return {
         "least": format_number(over_global.min()), "pairs": over_global.size, "best": (over_others > 0).sum(),
         "columns": over_others.size, "worst": format_number(-over_others.min()), "falling": falling_rows(),
@@ -104,7 +105,8 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     """Return claims on the extremes of some printed accuracies, or on how many rows are so."""
-    sgd, rows = accuracy("Standard SGD"), rows_over_workers()
+    sgd = accuracy("Standard SGD")
+    rows = rows_over_workers()
     tolerance = round(float(np.ptp(sgd)), 2)
     elements, blocks = (exchange_differences(scheme) for scheme in ("Random-k", "Block-random-k"))
     element_gather, block_gather, block_reduce = (

@@ -110,7 +110,8 @@ def _dense_ratio(frames: Frames, method: str) -> Estimate | None:
 
 def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
     """Return the time of FP and BP beyond dense's, in percent of these."""
-    passes, dense = ("forward", "backward"), _keys(frames, "dense")
+    passes = ("forward", "backward")
+    dense = _keys(frames, "dense")
     more = phase_seconds_difference(frames, _keys(frames, method), dense, passes)
     return more and more.scale_by(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 

@@ -101,7 +101,8 @@ def _panel(
     ylabel: str,
 ) -> plots.Panel:
     sizes = measured_sizes(frames)
-    levels, curves = [], []
+    levels = []
+    curves = []
     for method, look in LOOKS.items():
         estimates = {size: measure(frames, method, size) for size in sizes}
         known = {size: estimate for size, estimate in estimates.items() if estimate}

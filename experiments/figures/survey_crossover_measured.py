@@ -25,7 +25,7 @@ from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._links import ABOVE, BELOW, BETA, FOUND_GBIT_S, BreakEvens, split_by_link
-from experiments.figures._runs import TIMED, list_settings, scale, variants
+from experiments.figures._runs import TIMED, list_settings, scaled_settings, variants
 from experiments.figures.papers import claim
 
 SCALE = yoon2022.TIMING_SCALE
@@ -60,7 +60,7 @@ CELLS = [(task, batch) for task in MODELS for batch in BATCHES]
 
 def runs(profile: str) -> list[Run]:
     """Return one group of processes for each model, batch and link."""
-    shared = {**TIMED, "profile": profile, **scale("crossover-measured", profile), "timing.mode": MODE}
+    shared = scaled_settings(TIMED, "crossover-measured", profile) | {"timing.mode": MODE}
     smoke = profile == "smoke"
     return [
         Run(
@@ -298,7 +298,7 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
     cell = select_cell(frames, task, batch)
     runs_by_bandwidth = {found_gbit_s(runs): runs for runs in split_by_link(cell).values()}
     ends = min(runs_by_bandwidth), max(runs_by_bandwidth)
-    lines = list[plots.Curve]()
+    lines = []
     for height, method in enumerate(SELECTIONS):
         look = LOOKS[method]
         ratios = {x: yoon2022.step_ratio(runs, method, DENSE, MODE) for x, runs in runs_by_bandwidth.items()}
@@ -339,7 +339,8 @@ def _label(task: str) -> str:
 
 def table(frames: Frames) -> list[Table]:
     """Return the break-even bandwidths, and the ratios at each link."""
-    crossing_rows, link_rows = [], []
+    crossing_rows = []
+    link_rows = []
     for task, batch in measured_cells(frames):
         cell_columns = {"model": _label(task), "batch": batch}
         for method in SELECTIONS:

@@ -86,7 +86,8 @@ def exchange_cases(frames: Frames) -> pd.DataFrame:
         if not {"wait_s", "transfer_s"} <= {*steps} or not len(steps):
             continue
         spent_s = steps["wait_s"].fillna(0.0) + steps["transfer_s"]
-        how, windows = run.get("collectives"), run.get("cluster.windows")  # records leave defaults out
+        how = run.get("collectives")
+        windows = run.get("cluster.windows")  # records leave defaults out
         rows.append({
             "exchange": str(run["method.name"]), "how": how if isinstance(how, str) else AUTO,
             "delay": float(run["cluster.link.alpha_s"]), "workers": int(run["workers"]),
@@ -195,9 +196,12 @@ def _window_rows(cases: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _row(frames: Frames, cell: Mapping[str, Any], launches: pd.DataFrame) -> dict[str, object]:
-    measured, predicted_s = mean_over_launches(launches["measured"]), float(launches["predicted"].mean())
+    measured = mean_over_launches(launches["measured"])
+    predicted_s = float(launches["predicted"].mean())
     assert measured is not None, "a cell has launches"
-    exchange, delay_s, size = cell["exchange"], cell["delay"], cell["workers"]
+    exchange = cell["exchange"]
+    delay_s = cell["delay"]
+    size = cell["workers"]
     is_quicker = cell["how"] == AUTO
     return {
         "exchange": _label(exchange), "how": "the quicker one" if is_quicker else "gloo's rings",

@@ -1,4 +1,4 @@
-"""Who has a loss first over a link with distance: every step's gradients averaged, or local steps?
+"""Time to a loss over a link with distance: every step's gradients averaged, or local steps.
 
 Not a figure of a paper. Trajectories are those of local-loss; what their steps take is measured by processes
 that the link joins. A whole training in real time shows what this composition is worth.
@@ -145,7 +145,8 @@ def speedup_to_loss(
 
     Paired by seed; a step's time by launches.
     """
-    loss, ratio = target_loss(frames, share), step_ratio(frames, slow, fast)
+    loss = target_loss(frames, share)
+    ratio = step_ratio(frames, slow, fast)
     if loss is None or ratio is None:
         return None
     return speedup_to_target(steps_to_loss(frames, slow, loss), steps_to_loss(frames, fast, loss), ratio)
@@ -170,7 +171,8 @@ def time_checks(frames: Frames) -> dict[LocalMethod, TimeCheck]:
     """Return a check for each training in real time."""
     checks = {}
     for method in COMPARED:
-        keys, step = trained_keys(frames, method, where="netns"), mean_step_s(frames, method)
+        keys = trained_keys(frames, method, where="netns")
+        step = mean_step_s(frames, method)
         if method != RINGS and keys and step:
             epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
             last = epochs.groupby("key").last()
@@ -202,7 +204,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     positions = _trainings.position_by_name(sorted({method.every for method in methods if method.every}))
     curves = []
     for method in methods:
-        table, step = mean_curve(frames, trained_keys(frames, method), COLUMN), mean_step_s(frames, method)
+        table = mean_curve(frames, trained_keys(frames, method), COLUMN)
+        step = mean_step_s(frames, method)
         assert step is not None, "it was timed"
         how: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
         how |= {"linestyle": "--"} if method == RINGS else {}
@@ -288,14 +291,16 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _minutes_to_loss(frames: Frames, method: LocalMethod, share: float) -> Estimate | None:
-    loss, step = target_loss(frames, share), mean_step_s(frames, method)
+    loss = target_loss(frames, share)
+    step = mean_step_s(frames, method)
     if loss is None or step is None:
         return None
     return seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
 
 
 def _step_row(frames: Frames, method: LocalMethod) -> dict[str, object]:
-    times, step = step_times(frames, method), mean_step_s(frames, method)
+    times = step_times(frames, method)
+    step = mean_step_s(frames, method)
     assert step is not None, "it was timed"
     local_ms = by_launch(times, lambda step: 1e3 * step.local_s)
     return {

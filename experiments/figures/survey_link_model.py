@@ -1,4 +1,4 @@
-"""Does the alpha-beta model predict what exchanges take on a really limited link?
+"""Times of exchanges over a really limited link, against the predictions of the alpha-beta model.
 
 Every exchange, several P and k, over emulated links.
 
@@ -114,7 +114,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         raise ValueError("nothing to draw: no run of this item has a probed link")
     labels = [label for label in LABELS.values() if label in set(cases["exchange"])]
     sizes = sorted(set(cases["workers"]))
-    by_exchange, by_bytes = [], []
+    by_exchange = []
+    by_bytes = []
     for case in cases.to_dict("records"):
         look = _style(case["workers"])
         fill = look.colour if case["bytes"] > MIN_BYTES else "white"
@@ -122,7 +123,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         aside = 0.22 * (sizes.index(case["workers"]) - 1)
         by_exchange.append(plots.Curve(look, case["ratio"], labels.index(case["exchange"]) + aside, how))
         by_bytes.append(plots.Curve(look, case["bytes"], case["ratio"], how))
-    least, most = cases["ratio"].min() / 1.5, cases["ratio"].max() * 1.5
+    least = cases["ratio"].min() / 1.5
+    most = cases["ratio"].max() * 1.5
     ticks = [tick for tick in marks.FACTOR_TICKS if least <= tick <= most]
     axes: dict[str, Any] = {"xscale": "log", "xlabel": "Bytes that a worker sends in a step"}
     ratios = plots.dots_panel(by_exchange, rows=labels, factors=True, xlabel="Predicted / measured")

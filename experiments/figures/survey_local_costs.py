@@ -108,9 +108,13 @@ class ByteRatio(NamedTuple):
 
 def byte_ratios() -> list[ByteRatio]:
     """Return the published ratios, each with ours."""
-    every, inner = value("douillard2023.every"), value("sarfi2025.every")
-    streams, covenant, demo = value("douillard2025.every"), value("lidin2026.less"), value("peng2024.less")
-    parallel, local_adam = value("iacob2025.less")["parallel"], value("iacob2025.less")["local_adam"]
+    every = value("douillard2023.every")
+    inner = value("sarfi2025.every")
+    streams = value("douillard2025.every")
+    covenant = value("lidin2026.less")
+    demo = value("peng2024.less")
+    parallel = value("iacob2025.less")["parallel"]
+    local_adam = value("iacob2025.less")["local_adam"]
     told = value("peng2024.megabytes")
     return [
         ByteRatio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
@@ -224,7 +228,8 @@ def _bytes_panel(axes: plots.Axes) -> None:
     box = {"boxstyle": "square,pad=0.1", "facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.8}
     stars = [ratio for ratio in byte_ratios() if ratio.label in STARS]
     for ratio, (name, place) in zip(stars, STARS.values(), strict=True):
-        x, y = ratio.every, megabytes * ratio.of / ratio.published / ratio.more
+        x = ratio.every
+        y = megabytes * ratio.of / ratio.published / ratio.more
         axes.plot(x, y, color="#000000", marker="*", linestyle="", mfc="white", ms=8, zorder=5)
         text = f"{name} {format_number(round(ratio.published))}x"
         plots.annotate_above(axes, x, y, text, **place, bbox=box, zorder=4)
@@ -341,7 +346,8 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     """Return what the published numbers say of each other."""
-    round_s, computing_s = value("lidin2026.communication"), value("lidin2026.computing")
+    round_s = value("lidin2026.communication")
+    computing_s = value("lidin2026.computing")
     evaluated = pd.Series(value("douillard2025.evaluated"))
     inner = (evaluated[["replica", "mean"]] - evaluated["outer"]).round(2)
     replicas = pd.DataFrame(value("douillard2025.replicas"))

@@ -86,7 +86,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     positions = _trainings.position_by_name(
         sorted({method.every for method in keys_by_method if method.every})
     )
-    by_bytes, by_steps = list[plots.Curve](), list[plots.Curve]()
+    by_bytes = []
+    by_steps = list[plots.Curve]()
     for method, keys in keys_by_method.items():
         look = LOOKS[method.name]._replace(label=method.label)
         how = {"alpha": 1 - 0.65 * positions.get(method.every or 0, 0), "ms": 3}
@@ -105,7 +106,8 @@ def table(frames: Frames) -> list[Table]:
     keys_by_method = TRAININGS.keys_by_name(frames)
     sent = {method: float(sent_mb(frames, keys)[-1]) for method, keys in keys_by_method.items()}
     dense_mb = sent.get(LocalMethod(DENSE))
-    end_rows, sent_rows = [], []
+    end_rows = []
+    sent_rows = []
     for method, keys in keys_by_method.items():
         columns = TRAININGS.sent_columns(frames, method)
         end_rows.append({

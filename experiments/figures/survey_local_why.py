@@ -65,7 +65,8 @@ class Difference(NamedTuple):
     @property
     def label(self) -> str:
         """Name of its row; with its number, or without one, where it is not drawn at its place."""
-        value, place = self.nats.value, ""
+        value = self.nats.value
+        place = ""
         if not value <= MAX_DRAWN_NATS:
             place = ": diverged" if isnan(value) else f": +{format_number(value)}"
         return f"{self.name}{'' if self.first == BASE else f' (over {self.first})'}{place}"
@@ -127,7 +128,8 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     family = "survey.local-why"
-    above, over = TRAININGS.loss_above, TRAININGS.loss_ratio
+    above = TRAININGS.loss_above
+    over = TRAININGS.loss_ratio
     return [
         claim(f"{family}.momentum-helps-dense", above, "DiLoCo, no momentum, first step alike", DILOCO),
         claim(f"{family}.no-momentum-needed", least_above, ["Nesterov, first step", "Nesterov, long run"]),

@@ -165,11 +165,14 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     chosen = choose_trainings(frames)
     if not chosen:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    names, rows = [*chosen], np.arange(len(chosen))
+    names = [*chosen]
+    rows = np.arange(len(chosen))
     top1 = [trainings.top1.value for trainings in chosen.values()]
     last = pd.DataFrame({name: trainings.last for name, trainings in chosen.items()}).T
     sent = last["wire_bytes"].to_list()
-    ranges, upright, others = [], [], []
+    ranges = []
+    upright = []
+    others = []
     for row, trainings in enumerate(chosen.values()):
         if trainings.top1.is_decisive:
             ends = (trainings.top1.low, trainings.top1.high)
@@ -183,7 +186,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         plots.Curve(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1}),
         plots.Curve(SENT, densities[0], rows, {"ms": 4}), plots.Curve(UPDATED, densities[1], rows),
     ]  # fmt: skip
-    height, label = ROW_IN * len(chosen), "Test top-1 (%)"
+    height = ROW_IN * len(chosen)
+    label = "Test top-1 (%)"
     panels = [
         plots.dots_panel([*ranges, best, *others], rows=names, grid="both", xlabel=label),
         plots.dots_panel(

@@ -26,7 +26,7 @@ from analysis.times.time_to_target import (
 )
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TRAINED, list_settings, scale, setting_axis, span_grid
+from experiments.figures._runs import TRAINED, list_settings, scaled_settings, setting_axis, span_grid
 from experiments.figures.papers import claim, words
 from experiments.figures.survey_crossover_measured import DENSE as DENSE
 from experiments.figures.survey_crossover_measured import MODELS, SMALL, variants_in_buckets
@@ -49,7 +49,7 @@ ONE_SECOND = Estimate.exact(1.0, 1, "runs")  # of seconds, which need no time of
 
 def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     """Return both methods of a seed before the next seed."""
-    shared = {**TRAINED, "profile": profile, **scale("time-to-accuracy", profile), "link": LINK}
+    shared = scaled_settings(TRAINED, "time-to-accuracy", profile) | {"link": LINK}
     methods = variants_in_buckets("time-to-accuracy", (MODELS | SMALL)[str(shared["task"])])
     return span_grid(shared, setting_axis("seed", seeds[profile]), methods.values())
 
@@ -88,7 +88,8 @@ def speedup_to_level(frames: Frames, slow: str, fast: str, level: float) -> Esti
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    by_minutes, by_steps = [], []
+    by_minutes = []
+    by_steps = []
     for name, keys in keys_by_method(frames).items():
         table = mean_curve(frames, keys, COLUMN)
         by_minutes.append(plots.Curve(LOOKS[name], _validation_minutes(frames, keys), table))

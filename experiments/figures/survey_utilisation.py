@@ -37,7 +37,7 @@ from experiments.figures._links import (
     mean_over_launches,
     mean_ratio,
 )
-from experiments.figures._runs import TIMED, list_settings, scale
+from experiments.figures._runs import TIMED, list_settings, scaled_settings
 from experiments.figures.papers import claim, words
 
 TITLE = "Share of time computing, by bandwidth, delay and local steps"
@@ -88,8 +88,7 @@ class Compared(NamedTuple):
 
 def runs(profile: str) -> list[Run]:
     """Return a group of processes for each link, and one at the H at which composing is checked."""
-    shared = {**TIMED, "profile": profile, "link": LINK, **scale("utilisation", profile)}
-    shared["timing.mode"] = "production"
+    shared = scaled_settings(TIMED, "utilisation", profile) | {"link": LINK, "timing.mode": "production"}
     timed = [
         Run({**shared, **LinkSettings(gbit_s, delay_s).settings}, TIMED_AS)
         for delay_s in _DATA["delays"][profile]
@@ -306,7 +305,7 @@ def _delays(frames: Frames) -> list[float]:
 def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
     x = [float(found_gbit_s(frames, link).median()) for link in links]
-    curves = list[plots.Curve]()
+    curves = []
     for method in TIMED_AS:
         compared = lines_of(method)
         for rank, line in enumerate(compared):
@@ -433,7 +432,8 @@ def claims() -> list[Claim]:
             (Compared(SPARSELOCO, 32), Compared(DILOCO, 32)),
         )
     ]  # fmt: skip
-    every, percent = CHECKED["laptop"], SHARES[0]
+    every = CHECKED["laptop"]
+    percent = SHARES[0]
     less = claim("survey.utilisation.diloco-less", times_less_bandwidth, DILOCO, percent, 0.0,
                  every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
     composed = [

@@ -79,7 +79,8 @@ def _gaps_by_machine(workers: int) -> pd.DataFrame:
 
 def table(frames: Frames) -> Table:
     """Return end points and means of the last epochs, per job."""
-    epochs, rows = published.epoch_table(), []
+    epochs = published.epoch_table()
+    rows = []
     for job, about in published.job_table().set_index("job").iterrows():
         curve = epochs[epochs["job"] == job]
         end = curve.iloc[-1]

@@ -39,7 +39,8 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods, simulated = yoon2022.measured_methods(frames, MODE), captions.simulated_suffix(frames)
+    methods = yoon2022.measured_methods(frames, MODE)
+    simulated = captions.simulated_suffix(frames)
     ours = {method: parts_ms(frames, method) for method in methods}
     published = {
         method: yoon2022.published_phases_ms(method) for method in methods if method in yoon2022.METHODS
@@ -79,7 +80,8 @@ def _times_panel(
 
 
 def _share_bar(method: str, parts: Mapping[str, float], whose: str, place: float) -> plots.StackedBar:
-    whole, is_published = sum(parts.values()), whose == "paper"
+    whole = sum(parts.values())
+    is_published = whose == "paper"
     text = f"{whose}\n{format_number(whole)} ms" if is_published else whose
     shares = {phase: 100 * part / whole for phase, part in parts.items()}
     return plots.StackedBar(style.method_style(method).label, shares, text, place, is_published)
@@ -103,9 +105,13 @@ def table(frames: Frames) -> list[Table]:
     """Return mean and median of every phase, the interval of the whole, and what the wait comes from."""
     simulated = captions.simulated_suffix(frames)
     causes = (*PHASES_BY_CAUSE, REST)
-    steps, summaries, waits, shares = {}, {}, {}, {}
+    steps = {}
+    summaries = {}
+    waits = {}
+    shares = {}
     for method in yoon2022.measured_methods(frames, MODE):
-        label, keys = style.method_style(method).label, yoon2022.method_keys(frames, method, MODE)
+        label = style.method_style(method).label
+        keys = yoon2022.method_keys(frames, method, MODE)
         steps[label] = step_ms(frames, method)
         summaries[label] = phase_summary(frames, keys)
         waits[label] = mean_waits_ms(frames, keys).reindex(causes).to_numpy()
@@ -113,8 +119,10 @@ def table(frames: Frames) -> list[Table]:
     counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
     means.iloc[-1, 1:] = pd.Series(steps)
-    milliseconds, percent = dict.fromkeys(steps, "ms"), dict.fromkeys(steps, "%")
-    late, first = f"Wait, because the last rank was late{simulated}", {"late in": causes}
+    milliseconds = dict.fromkeys(steps, "ms")
+    percent = dict.fromkeys(steps, "%")
+    late = f"Wait, because the last rank was late{simulated}"
+    first = {"late in": causes}
     note = f"Steps: {counts}; ranks averaged first."
     return [
         Table(f"Time per iteration, mean of the steps{simulated}", means, milliseconds, note),

@@ -58,14 +58,16 @@ def published_parts_ms(gpu: str, method: str) -> dict[str, float]:
 def validation_free_parts_ms(gpu: str, method: str) -> dict[str, float]:
     """Return the parts of an iteration in which nobody validates in ms, bottom first."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
-    waiting_ms, sending_ms = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
+    waiting_ms = float(communication_ms(job)[0])
+    sending_ms = float(rederived.last_rank_ms(job)[0])
     parts = {"wait": waiting_ms - sending_ms, "transfer": sending_ms, "io": float(_job_row(job)["io_ms"])}
     return _complete_parts(job, parts, validation_free_step_ms(job).value)
 
 
 def _complete_parts(job: int, parts: dict[str, float], whole_ms: float) -> dict[str, float]:
     """Return computing, a bar's own parts, and the rest of the whole."""
-    row, select_ms = _job_row(job), float(compression_ms(job)[0])
+    row = _job_row(job)
+    select_ms = float(compression_ms(job)[0])
     backward_ms = float(row["bp_ms"]) - select_ms
     parts = {"forward": float(row["fp_ms"]), "backward": backward_ms, "select": select_ms, **parts}
     return parts | {"unaccounted": whole_ms - sum(parts.values())}
@@ -162,10 +164,12 @@ def _bars_panel(method: str) -> plots.Panel:
 
 def _scatter_panel(gpu: str, method: str) -> plots.Panel:
     """Return communication against lateness in every iteration, with the line of least squares."""
-    job, look = JOB_BY_GPU_AND_METHOD[gpu, method], style.method_style(method)
+    job = JOB_BY_GPU_AND_METHOD[gpu, method]
+    look = style.method_style(method)
     table = rederived.settled_iterations(job)
     table = table[table["long_waits"] == 0]
-    late, wait = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy(), table["comm_mean_ms"].to_numpy()
+    late = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy()
+    wait = table["comm_mean_ms"].to_numpy()
     starts = rederived.is_first_of_loop(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
     slope, intercept, correlation = (part[0] for part in lateness_line(job, loop_starts=False))
@@ -230,7 +234,9 @@ def a100_measure(frames: Frames, method: str, name: str) -> Estimate:
 
 def claims() -> list[Claim]:
     family = "yoon2022.fig4-logs"
-    topk, other, dense = ("A100", "topk"), ("V100", "topk"), ("A100", "dense")
+    topk = ("A100", "topk")
+    other = ("V100", "topk")
+    dense = ("A100", "dense")
     by_gpu = {
         "compression-dominates": "compression over all else",
         "lateness-explains": "variance explained by lateness",

@@ -145,13 +145,15 @@ def table(frames: Frames) -> list[Table]:
                 "step / dense, overlapped": yoon2022.step_ratio(runs, method, DENSE_OVERLAPPED, MODE),
             })  # fmt: skip
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(runs)}")
-        title, note = f"Time per step over {_title(runs)}", words("yoon2022.slow-links.parts")
+        title = f"Time per step over {_title(runs)}"
+        note = words("yoon2022.slow-links.parts")
         tables.append(Table.from_rows(title, rows, units, note))
     return tables
 
 
 def claims() -> list[Claim]:
-    slowest, batch = LINKS[0], scale("slow-links", "laptop")["task.batch_size"]
+    slowest = LINKS[0]
+    batch = scale("slow-links", "laptop")["task.batch_size"]
     family = "yoon2022.slow-links"
     how = f"VGG-16, batch {batch}, density 0.001"
     pairs = [

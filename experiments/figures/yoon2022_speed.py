@@ -50,7 +50,8 @@ def draw_speeds(
     frames: Frames, modes: Sequence[str], published: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
     """Draw samples per second, and time per iteration relative to dense beside the paper's."""
-    speeds, ratios = {}, {}
+    speeds = {}
+    ratios = {}
     for method in yoon2022.measured_methods(frames):
         look = style.method_style(method)
         speed_by_origin = {ORIGIN[mode]: yoon2022.method_speed(frames, method, mode) for mode in modes}
@@ -92,7 +93,8 @@ def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
             speed = yoon2022.method_speed(frames, method, mode)
             assert speed is not None  # `present` lists methods that have runs
             ratio = Estimate(1.0) if method == "dense" else yoon2022.step_ratio(frames, method, mode=mode)
-            label, n = style.method_style(method).label, f"{speed.n} {speed.sample_kind}"
+            label = style.method_style(method).label
+            n = f"{speed.n} {speed.sample_kind}"
             rows.append({"method": label, "mode": mode, "speed": speed, "time per iteration": ratio, "n": n})
     units = {"speed": "samples/s", "time per iteration": "dense = 1"}
     return Table.from_rows(f"Training speed{captions.simulated_suffix(frames)}", rows, units)

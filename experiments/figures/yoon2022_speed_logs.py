@@ -52,7 +52,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         _ratios_panel(BETWEEN_MACHINES, "8 V100 / 8 A100"),
         _links_panel,
     ]
-    keys, widths = marks.origin_legend_handles(ORIGINS), (4, 2.4, 2.4)
+    keys = marks.origin_legend_handles(ORIGINS)
+    widths = (4, 2.4, 2.4)
     return plots.compose_figure(panels, 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
 
 
@@ -72,10 +73,12 @@ def _links_panel(axes: plots.Axes) -> None:
     """Draw the milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
     groups = {}
     for method in LINKED:
-        look, change = style.method_style(method), rederived.link_change(method)
+        look = style.method_style(method)
+        change = rederived.link_change(method)
         values = ((look, change.iteration), (COMPUTING, change.computing))
         groups[look.label] = [(bar_look, ORIGINS[0], Estimate(ms)) for bar_look, ms in values]
-    title, ylabel = "PCIe node less NVLink node", "Change per iteration (ms)"
+    title = "PCIe node less NVLink node"
+    ylabel = "Change per iteration (ms)"
     plots.grouped_bars_panel(groups, title=title, ylabel=ylabel)(axes)
     axes.margins(y=0.4)
     keys = [
@@ -147,7 +150,8 @@ def facts(frames: Frames) -> dict[str, object]:
     numbers = {"least_alike": min(correlations), "most_alike": max(correlations)}
     windows = {}
     for method in LINKED:
-        change, job = rederived.link_change(method), JOB_BY_GPU_AND_METHOD["A100", method]
+        change = rederived.link_change(method)
+        job = JOB_BY_GPU_AND_METHOD["A100", method]
         numbers |= {
             f"{method}_slower": 100 * (change.slower - 1), f"{method}_iteration": change.iteration,
             f"{method}_computing": change.computing, f"{method}_line": validation_free_step_ms(job).value,

@@ -50,11 +50,13 @@ class Artefact(NamedTuple):
 
 def artefacts() -> list[Artefact]:
     """Return all artefacts, those of one name below each other."""
-    validation, unsynced = "validation inside the timed loop", "no synchronisation between phases"
+    validation = "validation inside the timed loop"
+    unsynced = "no synchronisation between phases"
     whole = {method: rederived.published_iteration_ms(job) for method, job in JOBS.items()}
     steps = {method: validation_free_step_ms(job) for method, job in JOBS.items()}
     dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
-    logged, waits = published.iteration_table(), rederived.filtered_communication_ms(JOBS["dense"])
+    logged = published.iteration_table()
+    waits = rederived.filtered_communication_ms(JOBS["dense"])
     unfiltered = logged.loc[logged["job"] == JOBS["dense"], "comm_mean_ms"].mean()
     # What is left of BP beside dense's, whose end waits for the GPU.
     backward = topk["backward"] / dense["backward"]

@@ -54,10 +54,12 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _scatter_panel(frames: Frames, method: str) -> plots.Panel:
     """Return communication against lateness in every step, with our line of least squares and theirs."""
-    look, steps = style.method_style(method), late_steps(frames, method)
+    look = style.method_style(method)
+    steps = late_steps(frames, method)
     line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     right, top = steps[["late", "spent"]].quantile(INSIDE)
-    ends, ours = np.array([0.0, right]), np.polyfit(steps["late"], steps["spent"], 1)
+    ends = np.array([0.0, right])
+    ours = np.polyfit(steps["late"], steps["spent"], 1)
     dots = {"marker": ".", "linestyle": "", "markersize": 3.5, "alpha": 0.5, "mew": 0, "label": None}
     dashed = {"linestyle": (0, (4, 2)), "linewidth": 1.0}
     lines = [

@@ -98,7 +98,9 @@ COLUMNS = ["method", "P", "k", "n", "words", "announced", "least", "most", "mess
 
 
 def _count_row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
-    name, size, n = str(run["variant"]), int(run["workers"]), int(run["task.elements"])
+    name = str(run["variant"])
+    size = int(run["workers"])
+    n = int(run["task.elements"])
     k = n if name == "dense" else max(1, int(run["method.density"] * n))
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
     sent_bytes, messages = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
@@ -112,9 +114,12 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     rows = counted_words(frames)
     if not len(rows):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    link, words, times = _simulated_link(frames), list[plots.Curve | plots.FilledArea](), list[plots.Curve]()
+    link = _simulated_link(frames)
+    words = list[plots.Curve | plots.FilledArea]()
+    times = list[plots.Curve]()
     for name in SCHEMES:
-        own, look = _select_density(rows, name), style.method_style(name)
+        own = _select_density(rows, name)
+        look = style.method_style(name)
         sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
         if np.array_equal(least, most):
             words.append(plots.Curve(look, sizes, most, FORMULA))
@@ -158,7 +163,8 @@ def _exchange_s(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float
 
 
 def table(frames: Frames) -> list[Table]:
-    rows, link = counted_words(frames), _simulated_link(frames)
+    rows = counted_words(frames)
+    link = _simulated_link(frames)
     words = [
         {
             "allreduce": f"{SCHEMES[row['method']]} ({style.method_style(row['method']).label})",

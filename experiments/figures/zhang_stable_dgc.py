@@ -60,7 +60,8 @@ def work_by_place(frames: Frames) -> dict[str, LocalWork]:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     measured, free, slow = work_by_place(frames).values()
     dashed = {"mfc": "white", "linestyle": "--", "label": None}
-    ours, theirs = [], list[plots.Curve | plots.FilledArea]()
+    ours = []
+    theirs = list[plots.Curve | plots.FilledArea]()
     for name, look in LOOKS.items():
         link = LINKS[name]
         ours.append(plots.Curve(look, WORKERS, speedup(measured, link)))
@@ -71,7 +72,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         ]
     axes: dict[str, Any] = {"level": 1, "sizes": WORKERS, "xlabel": "Workers"}
     axes["ylabel"] = "Speed-up over dense, simulated"
-    title, ticks = "8 A100, published: selecting free, or as torch.topk", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+    title = "8 A100, published: selecting free, or as torch.topk"
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
     panels = [
         plots.curves_panel(ours, title="CPUs: computing and selecting measured", **axes),
         plots.curves_panel(theirs, title=title, log=ticks, **axes),

@@ -88,7 +88,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     end = SHOWN * max((mean.value for mean in others.values()), default=math.inf)
     least = min(mean.value for mean in (*means.values(), *others.values()))
     sizes, periods = (sorted(set(values)) for values in zip(*cells, strict=True))
-    lines = list[plots.Curve]()
+    lines = []
     for place, size in enumerate(sizes):
         aside = 1 + APART * (place - (len(sizes) - 1) / 2)
         shown = {period * aside: mean for (block, period), mean in means.items() if block == size}
@@ -170,7 +170,8 @@ def cell_losses(frames: Frames) -> pd.DataFrame:
     limits = limits[np.isfinite(limits)]
     losses = {cell: losses_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
     table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
-    return table.clip(upper=limits, axis="index")
+    clipped: pd.DataFrame = table.clip(upper=limits, axis="index")
+    return clipped
 
 
 def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:

@@ -155,7 +155,8 @@ def _losses_panel(frames: Frames, task: str) -> plots.Panel:
     level = plots.PUBLISHED_LINE | {"zorder": 0}
     lines = [plots.Curve(LEVEL, None, Estimate(common_loss(frames, task)), level)]
     for method, keys in trained_keys(frames, task).items():
-        step, table = step_s(frames, task, method), mean_curve(frames, keys, COLUMN)
+        step = step_s(frames, task, method)
+        table = mean_curve(frames, keys, COLUMN)
         if step is not None:
             lines.append(plots.Curve(UNNAMED[method], table["step"] * step.value, table))
     title = LABELS.get(task, task)
@@ -166,7 +167,8 @@ def table(frames: Frames) -> list[Table]:
     rows = []
     for task in compared_tasks(frames):
         for method, look in LOOKS.items():
-            keys, step = run_keys(frames, task, method), step_s(frames, task, method)
+            keys = run_keys(frames, task, method)
+            step = step_s(frames, task, method)
             if keys:
                 rows.append({
                     "model": LABELS.get(task, task),
@@ -213,7 +215,8 @@ def claims() -> list[Claim]:
             _indicated_claim("oktopk-adds-more", large.oktopk_over_stable, family, case=task, **names)
         )
         for method in ("stable_topk", "oktopk"):
-            dense_h, own_h = family.hours["dense"], family.hours[method]
+            dense_h = family.hours["dense"]
+            own_h = family.hours[method]
             listed.append(
                 _indicated_claim(
                     "hours", speedup_to_loss, task, method, "dense", case=f"{method}.{task}",
