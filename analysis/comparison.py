@@ -20,7 +20,7 @@ from analysis.records import columns
 from analysis.records.columns import IMPLIED_SETTINGS, TITLES
 from analysis.records.configs import differing_leaves, flatten, format_setting, short_name
 from analysis.records.frames import Frames
-from analysis.records.steps import ENOUGH_LAUNCHES, used_precisions
+from analysis.records.steps import ENOUGH_LAUNCHES
 from analysis.stats import (
     BOUNDS_BY_COLUMN,
     COLUMNS_THAT_AGREE,
@@ -30,6 +30,7 @@ from analysis.stats import (
     Bounds,
     Estimate,
     MixedRunsError,
+    differing_columns,
     estimate_mean,
 )
 from analysis.tables import Table
@@ -39,7 +40,6 @@ SIZE_BY_UNIT = {
     "s": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3},
     "B": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0},
 }
-TRAINING_COLUMNS_THAT_AGREE = ("steps_total",)  # of runs that are compared by what they learned
 LEARNED_PREFIXES = ("val_", "test_", "train_")
 
 
@@ -195,14 +195,18 @@ class Comparison:
         Raises:
             MixedRunsError: they are none.
         """
-        checked = group.assign(precision=used_precisions(group))
-        is_learned = self.y.startswith(LEARNED_PREFIXES)
-        for column in (*COLUMNS_THAT_AGREE, *(TRAINING_COLUMNS_THAT_AGREE if is_learned else ())):
-            _check_one(column, _short_values(checked, column))
+        more = ("steps_total",) if self.y.startswith(LEARNED_PREFIXES) else ()
+        differing = differing_columns(group, (*COLUMNS_THAT_AGREE, *more))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
-                _check_one(leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs}))
+                settings = {format_setting(flatten(config).get(leaf)) for config in configs}
+                differing.setdefault(leaf, sorted(settings))
+        for name, values in differing.items():
+            raise MixedRunsError(
+                f"these runs can't share an interval: they differ in {name} ({', '.join(values)}); add "
+                f"{name}={values[0]} to the words, or take it as x or by"
+            )
         if group["seed"].duplicated().any():
             raise MixedRunsError(
                 "these runs can't share an interval: some have one configuration and one seed"
@@ -229,28 +233,20 @@ class Comparison:
     def _note(self, frames: Frames, points: Sequence[ComparisonPoint]) -> str:
         """Return a note on what is simulated, and on what else the points differ in."""
         runs = self._measured(frames.runs)
-        runs = runs.assign(precision=used_precisions(runs))
         notes = []
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
-        differing = []
-        for name in COLUMNS_THAT_AGREE:
-            values = _short_values(runs, name)
-            if name not in (self.x, self.by) and len(values) > 1:
-                differing.append(f"{name} ({', '.join(values)})")
+        columns_in_common = [name for name in COLUMNS_THAT_AGREE if name not in (self.x, self.by)]
+        differing = differing_columns(runs, columns_in_common)
         if differing:
-            notes.append(f"The points differ in {' and '.join(differing)}, too.")
+            texts = [f"{name} ({', '.join(values)})" for name, values in differing.items()]
+            notes.append(f"The points differ in {' and '.join(texts)}, too.")
         diverged = sum(np.isnan(point.samples).sum() for point in points)
         if diverged:
             notes.append(f"{diverged} of {len(runs)} runs diverged: what they are among has no mean.")
         if any(point.value.low is None for point in points):
             notes.append(f"Fewer than {ENOUGH_LAUNCHES} runs give no interval.")
         return " ".join(notes)
-
-
-def _short_values(runs: pd.DataFrame, column: str) -> list[str]:
-    """Return the distinct values of a column, shortened."""
-    return sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
 
 
 def _group_runs(
@@ -274,14 +270,6 @@ def _x_positions(values: Sequence[Any]) -> dict[Any, float]:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
         return {value: float(value) for value in distinct}
     return {value: float(place) for place, value in enumerate(distinct)}
-
-
-def _check_one(name: str, values: Sequence[str]) -> None:
-    if len(values) > 1:
-        raise MixedRunsError(
-            f"these runs can't share an interval: they differ in {name} ({', '.join(values)}); add {name}="
-            f"{values[0]} to the words, or take it as x or by"
-        )
 
 
 def _unknown_message(sentence: str, word: str, known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ give no interval. Ratios and differences are paired: by seed, or by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -374,17 +374,19 @@ def _check_comparable(frames: Frames, keys: Sequence[str], *more: str, without: 
         MixedRunsError: they differ.
     """
     note_read_keys(keys)
-    runs = frames.runs[frames.runs["key"].isin(keys)]
+    columns = [name for name in (*COLUMNS_THAT_AGREE, *more) if name != without]
+    for column, values in differing_columns(frames.runs[frames.runs["key"].isin(keys)], columns).items():
+        raise MixedRunsError(
+            f"these runs can't be compared: they differ in {column} ({', '.join(values)}); "
+            "measure all of them alike (--force measures again)"
+        )
+
+
+def differing_columns(runs: pd.DataFrame, columns: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of the columns in which runs differ, shortened, by the names of columns."""
     runs = runs.assign(precision=used_precisions(runs))
-    for column in (*COLUMNS_THAT_AGREE, *more):
-        if column == without or column not in runs:
-            continue
-        values = sorted({str(value)[:12] for value in runs[column].dropna()})
-        if len(values) > 1:
-            raise MixedRunsError(
-                f"these runs can't be compared: they differ in {column} ({', '.join(values)}); "
-                "measure all of them alike (--force measures again)"
-            )
+    texts = {name: {str(value)[:12] for value in runs[name].dropna()} for name in columns if name in runs}
+    return {name: sorted(values) for name, values in texts.items() if len(values) > 1}
 
 
 def _seed_by_key(frames: Frames) -> pd.Series[Any]:

@@ -14,6 +14,7 @@ from analysis.claims import (
     DECISIVE,
     DERIVED,
     SIMULATED,
+    UNDECIDED,
     VERDICT_WORDS,
     Claim,
     Verdict,
@@ -131,6 +132,24 @@ def count_words(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
 def counts_table(rows: Iterable[ItemVerdict]) -> Table:
     """Return a table of `count_words`, with a column for each word."""
     return Table("", pd.DataFrame([count_words(rows)]))
+
+
+def verdicts_page(rows: Sequence[ItemVerdict]) -> str:
+    """Return the page of all verdicts in Markdown: counts of each word, judged claims, then the others."""
+    judged = [(item, verdict) for item, verdict in rows if verdict.word not in UNDECIDED]
+    others = [(item, verdict) for item, verdict in rows if verdict.word in UNDECIDED]
+    return (
+        "# What became of the papers' claims\n\n"
+        "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
+        "in [figures](figures), says machine, data and how each number was read; "
+        "[verdicts.csv](verdicts.csv) has the same as data. *All together*: the word that is left when all "
+        "are tested at once (Holm's correction), where that is another.\n\n"
+        f"{counts_table(rows).to_markdown()}\n## Judged\n\n"
+        f"{verdicts_table(judged, together=True).to_markdown()}\n"
+        f"### Their scales\n\n{scales_table(judged).to_markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts_table(others).to_markdown()}\n"
+        f"### The scales of these\n\n{scales_table(others).to_markdown()}"
+    )
 
 
 def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 import sparsify
-from analysis.verdicts import verdicts_csv
+from analysis.verdicts import verdicts_csv, verdicts_page
 from experiments import commands, figures
 from experiments.commands._findings import load_findings
 from experiments.commands.collect import (
-    BEGIN,
-    END,
+    README_BEGIN,
+    README_END,
     VERDICTS,
     VERDICTS_PAGE,
+    judge_shipped,
     readme_verdicts,
-    shipped_verdicts,
-    verdicts_page,
 )
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
@@ -147,8 +146,8 @@ def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
 @pytest.mark.registering
 def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     folders = ResultFolders()
-    rows = shipped_verdicts(folders)
-    shown = README.partition(BEGIN)[2].partition(END)[0]
+    rows = judge_shipped(folders)
+    shown = README.partition(README_BEGIN)[2].partition(README_END)[0]
     assert shown.strip() == readme_verdicts(rows).strip()
     assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
@@ -157,4 +156,6 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
 def test_the_findings_are_those_of_the_report() -> None:
     told = re.findall(r"(?m)^\d\. \*\*(.+?)\.\*\*", README)
     assert told == [finding.says for finding in load_findings()]
-    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.png").is_file() for each in load_findings())
+    assert all(
+        (ROOT / "results/shipped/figures" / f"{each.picture}.png").is_file() for each in load_findings()
+    )

@@ -30,9 +30,9 @@ def leave_one_block_out_sums(columns: np.ndarray, blocks: int = BLOCKS) -> np.nd
     """
     if blocks > len(columns):
         raise ValueError(f"{len(columns)} iterations can't be cut into {blocks} blocks")
-    of_block = np.stack([part.sum(axis=0) for part in np.array_split(columns, blocks)])
+    block_sums = np.stack([part.sum(axis=0) for part in np.array_split(columns, blocks)])
     total = columns.sum(axis=0, keepdims=True)
-    return np.concatenate([total, total - of_block])
+    return np.concatenate([total, total - block_sums])
 
 
 def jackknife_estimate(parts: JackknifeParts, bounds: Bounds = UNBOUNDED) -> Estimate:
@@ -101,13 +101,16 @@ def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Est
     The errors of one job's compression and iteration have the same sign, so that their ratio is known better
     than it says.
     """
-    at = [value.value for value in values]
-    whole = statistic(*at)
+    arguments = [value.value for value in values]
+    whole = statistic(*arguments)
     down = up = 0.0
     for i, value in enumerate(values):
         if value.low is None or value.high is None:
             raise ValueError(f"{value} has no interval that could be combined")
-        moved = [statistic(*at[:i], edge, *at[i + 1 :]) - whole for edge in (value.low, value.high)]
-        down, up = down + min(0.0, *moved) ** 2, up + max(0.0, *moved) ** 2
+        moved = [
+            statistic(*arguments[:i], edge, *arguments[i + 1 :]) - whole for edge in (value.low, value.high)
+        ]
+        down += min(0.0, *moved) ** 2
+        up += max(0.0, *moved) ** 2
     least = min(values, key=lambda value: value.n)
     return Estimate(whole, whole - down**0.5, whole + up**0.5, least.n, least.sample_kind)

@@ -133,11 +133,15 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     epochs = [(int(epoch), *map(float, values)) for epoch, *values in validated]
     if [epoch for epoch, *_ in epochs] != [*range(1, len(epochs) + 1)]:
         raise DamagedFileError(path, "has an epoch twice, or lacks one")
-    forward, backward, fetching = ([float(line[part]) for line in phases] for part in (1, 2, 4))
-    speeds = [float(speed) for _, speed in windows]
-    # All ranks print a window before one prints the next, which is seconds later.
-    first = [float(seconds) for seconds, _ in windows[:: job.workers]]
-    return LoggedTraining(speeds, first, forward, backward, fetching, epochs)
+    return LoggedTraining(
+        speeds=[float(speed) for _, speed in windows],
+        # All ranks print a window before one prints the next, which is seconds later.
+        window_s=[float(seconds) for seconds, _ in windows[:: job.workers]],
+        forward_s=[float(line[1]) for line in phases],
+        backward_s=[float(line[2]) for line in phases],
+        input_s=[float(line[4]) for line in phases],
+        epochs=epochs,
+    )
 
 
 def read_iterations(path: Path, job: Job) -> pd.DataFrame:
@@ -174,12 +178,12 @@ def _unmixed_iterations(kinds: str, workers: int) -> np.ndarray:
 
     `kinds` is a letter per line, the last of COMP or COMM.
     """
-    found = []
+    iterations = []
     for group in re.finditer("P+M+", kinds):
-        first, is_whole = group.start(), group.group() == "P" * workers + "M" * workers
-        if is_whole and first % (2 * workers) == 0:
-            found.append(first // (2 * workers))
-    return np.array(found, dtype=np.int64)
+        iteration, offset = divmod(group.start(), 2 * workers)
+        if offset == 0 and group.group() == "P" * workers + "M" * workers:
+            iterations.append(iteration)
+    return np.array(iterations, dtype=np.int64)
 
 
 def _read_times_us(path: Path) -> Iterator[tuple[str, int]]:

@@ -18,10 +18,10 @@ import pandas as pd
 
 from analysis.published.block_intervals import JackknifeParts, leave_one_block_out_sums
 from analysis.published.log_files import JOBS, WINDOW_ITERATIONS
-from analysis.published.tables import iteration_table, job_table
+from analysis.published.tables import job_iterations, job_table
 from analysis.published.validation_free import SETTLED_FROM_ITERATION
 
-BATCH_PER_WORKER = 128  # per worker
+BATCH_PER_WORKER = 128
 JOB_BY_GPU_AND_METHOD = {(job.gpu, job.method): number for number, job in JOBS.items() if job.workers == 8}
 JOB_BY_LINK_AND_METHOD = {(job.link, job.method): number for number, job in JOBS.items() if job.workers == 4}
 # The authors' parser of dense logs left out shorter communication; their parser of sparse logs did not.
@@ -55,7 +55,7 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
         loop_starts: with loops' first iterations.
     """
     table = settled_iterations(job)
-    workers = job_table().set_index("job")["workers"][job]
+    workers = JOBS[job].workers
     stall = table["long_waits"].to_numpy() > 0
     mean, least = table["comm_mean_ms"].to_numpy(), table["comm_min_ms"].to_numpy()
     select = np.nan_to_num(table["comp_mean_ms"].to_numpy())
@@ -72,9 +72,9 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
 
 def settled_iterations(job: int) -> pd.DataFrame:
     """Return the rows of `iteration_table` from the 100th iteration on."""
-    table = iteration_table()
-    found: pd.DataFrame = table[(table["job"] == job) & (table["iteration"] >= SETTLED_FROM_ITERATION)]
-    return found
+    table = job_iterations(job)
+    settled: pd.DataFrame = table[table["iteration"] >= SETTLED_FROM_ITERATION]
+    return settled
 
 
 def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
@@ -158,15 +158,15 @@ def filtered_communication_ms(job: int) -> FilteredMeans:
 
     Both filters leave out what is above 1 s.
     """
-    table = iteration_table()
-    table = table[table["job"] == job]
-    workers = int(job_table().set_index("job")["workers"][job])
-    is_stall, least = table["long_waits"] > 0, table["comm_min_ms"]
+    table = job_iterations(job)
+    workers = JOBS[job].workers
+    is_stall = table["long_waits"] > 0
+    least = table["comm_min_ms"]
     total = (workers * table["comm_mean_ms"]).where(~is_stall, least).sum()
     count = np.where(is_stall, 1, workers).sum()
-    dropped = least < DENSE_FILTER_MS
-    kept = (total - least[dropped].sum()) / (count - dropped.sum())
-    return FilteredMeans(float(total / count), float(kept))
+    is_dropped = least < DENSE_FILTER_MS
+    dense = (total - least[is_dropped].sum()) / (count - is_dropped.sum())
+    return FilteredMeans(sparse=float(total / count), dense=float(dense))
 
 
 class LinkChange(NamedTuple):
@@ -183,7 +183,8 @@ class LinkChange(NamedTuple):
 def link_change(method: str) -> LinkChange:
     """Return how times change from NVLink to PCIe; validation is in all of them."""
     nvlink, pcie = (JOB_BY_LINK_AND_METHOD[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
-    before, after = published_iteration_ms(nvlink), published_iteration_ms(pcie)
+    before = published_iteration_ms(nvlink)
+    after = published_iteration_ms(pcie)
     table = job_table().set_index("job")
     computing = table["fp_ms"] + table["bp_ms"]
     return LinkChange(after - before, float(computing[pcie] - computing[nvlink]), after / before)

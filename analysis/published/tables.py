@@ -78,16 +78,22 @@ def iteration_table() -> pd.DataFrame:
     return table
 
 
+def job_iterations(job: int) -> pd.DataFrame:
+    """Return the rows of `iteration_table` of one job."""
+    table = _iterations_in_ms()
+    rows: pd.DataFrame = table[table["job"] == job]
+    return rows
+
+
 def column_by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
     """Return `column` of `epoch_table`, with a row per epoch and a column per machine.
 
     Empty where the method did not run.
     """
     curves = epoch_table().merge(job_table()[["job", "link"]], on="job")
-    mine = curves[(curves["method"] == method) & (curves["workers"] == workers)]
-    table: pd.DataFrame = mine.assign(machine=mine["gpu"] + ", " + mine["link"]).pivot_table(
-        index="epoch", columns="machine", values=column
-    )
+    curves = curves[(curves["method"] == method) & (curves["workers"] == workers)]
+    machine = curves["gpu"] + ", " + curves["link"]
+    table: pd.DataFrame = curves.assign(machine=machine).pivot_table(column, "epoch", "machine")
     return table
 
 
@@ -101,9 +107,12 @@ def mean_and_range_over_machines(method: str, column: str = "top1", workers: int
 
 def mean_and_range(table: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of `mean_and_range_over_machines` from one column per machine."""
-    low, high = (table.min(axis=1), table.max(axis=1)) if table.shape[1] > 1 else (np.nan, np.nan)
-    limits: pd.DataFrame = pd.DataFrame({"mean": table.mean(axis=1), "low": low, "high": high}).reset_index()
-    return limits
+    columns = {"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
+    limits: pd.DataFrame = pd.DataFrame(columns)
+    if table.shape[1] <= 1:
+        limits[["low", "high"]] = np.nan
+    by_epoch: pd.DataFrame = limits.reset_index()
+    return by_epoch
 
 
 def decay_epochs() -> list[int]:
@@ -119,16 +128,18 @@ def read_logs(clone: Path) -> Tables:
     Raises:
         DamagedFileError: a log is missing or not as expected; the message says which line.
     """
-    rows, curves, timed, parts = [], [], [], []
+    rows = []
+    tables_of_jobs = []
     for number, job in JOBS.items():
         training = read_training(clone / "job" / f"topk.e{number}", job)
         rows.append({"job": number, **job._asdict(), **training.means(job)})
-        curves.append(pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"]))
-        parts.append(read_iterations(clone / "job" / f"topk.o{number}", job))
-        timed.append(training.windows()[: None if len(parts[-1]) else 0])
-        for table in (curves[-1], timed[-1], parts[-1]):
+        epochs = pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"])
+        iterations = read_iterations(clone / "job" / f"topk.o{number}", job)
+        windows = training.windows()[: None if len(iterations) else 0]
+        for table in (epochs, windows, iterations):
             table.insert(0, "job", number)
-    others = (pd.concat(tables, ignore_index=True) for tables in (curves, timed, parts))
+        tables_of_jobs.append((epochs, windows, iterations))
+    others = (pd.concat(tables, ignore_index=True) for tables in zip(*tables_of_jobs, strict=True))
     return Tables(pd.DataFrame(rows), *others)
 
 
@@ -158,16 +169,17 @@ def find_differences(ours: Tables, theirs: Tables) -> list[str]:
 
     Rounding by one in the last digit is no disagreement.
     """
-    found = []
-    for name, one, other in zip(Tables._fields, ours, theirs, strict=True):
-        keys = [key for key in ("job", "epoch", "window", "iteration") if key in one]
-        if not np.array_equal(one[keys].to_numpy(), other[keys].to_numpy()):
-            found.append(f"{name}: {len(one)} rows against {len(other)}, or in another order")
+    sentences = []
+    for name, table, other in zip(Tables._fields, ours, theirs, strict=True):
+        keys = [key for key in ("job", "epoch", "window", "iteration") if key in table]
+        if not np.array_equal(table[keys].to_numpy(), other[keys].to_numpy()):
+            sentences.append(f"{name}: {len(table)} rows against {len(other)}, or in another order")
             continue
-        for column in one.columns.difference(keys):
-            if wrong := _count_unequal(one[column], other[column]):
-                found.append(f"{name}: {wrong} of {len(one)} rows differ in {column}")
-    return found
+        for column in table.columns.difference(keys):
+            unequal = _count_unequal(table[column], other[column])
+            if unequal:
+                sentences.append(f"{name}: {unequal} of {len(table)} rows differ in {column}")
+    return sentences
 
 
 @functools.cache
@@ -185,8 +197,7 @@ def _iterations_in_ms() -> pd.DataFrame:
 
 
 def _join_job_facts(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:
-    known = _shipped_tables().jobs.set_index("job")[facts]
-    merged = table.join(known, on="job")
+    merged = table.join(_shipped_tables().jobs.set_index("job")[facts], on="job")
     ordered: pd.DataFrame = merged[["job", *facts, *(column for column in table if column != "job")]]
     return ordered
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.published.tables import iteration_table, job_table, window_table
+from analysis.published.log_files import JOBS
+from analysis.published.tables import job_iterations, window_table
 from analysis.stats import WINDOWS, Estimate, student_quantile
 
-SETTLED_FROM_ITERATION = (
-    100  # the first iterations are not counted: they warm up, and send more (density warm-up)
-)
+# The first iterations are not counted: they warm up, and send more (density warm-up).
+SETTLED_FROM_ITERATION = 100
 # Windows over which the residuals' autocovariance counts, falling linearly to none (Newey and West 1987): the
 # residuals of Top-k correlate by 0.6 from one window to the next, and still by 0.4 over ten.
 MAX_LAG_WINDOWS = 30
@@ -54,23 +54,22 @@ def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
 
     A stall is by how much the ranks other than 0 waited longer than in an iteration without validation.
     """
-    logged = window_table()
-    logged = logged[logged["job"] == job]
-    ends = logged["until"].to_numpy()
-    begun = np.array([0, *ends[:-1]])
-    table = iteration_table()
-    table = table[table["job"] == job]
-    workers = int(job_table().set_index("job")["workers"][job])
+    windows = window_table()
+    windows = windows[windows["job"] == job]
+    ends = windows["until"].to_numpy()
+    starts = np.array([0, *ends[:-1]])
+    table = job_iterations(job)
+    workers = JOBS[job].workers
     is_stall = table["long_waits"] > 0
     ordinary = table.loc[~is_stall & (table["iteration"] >= SETTLED_FROM_ITERATION), "comm_mean_ms"].mean()
     stalled = table[is_stall & (table["iteration"] < ends[-1])]
     waits = (workers * stalled["comm_mean_ms"] - stalled["comm_min_ms"]) / (workers - 1) - ordinary
     stalls = np.zeros(len(ends))
     np.add.at(stalls, np.searchsorted(ends, stalled["iteration"], side="right"), waits.to_numpy())
-    settled = begun >= SETTLED_FROM_ITERATION
-    times: np.ndarray = logged["ms"].to_numpy()
-    stalled_ms: np.ndarray = (stalls / (ends - begun))[settled]
-    return times[settled], stalled_ms
+    is_settled = starts >= SETTLED_FROM_ITERATION
+    times_ms: np.ndarray = windows["ms"].to_numpy()
+    stalled_ms: np.ndarray = (stalls / (ends - starts))[is_settled]
+    return times_ms[is_settled], stalled_ms
 
 
 def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
@@ -85,8 +84,8 @@ def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     n = len(times)
     design = np.stack([np.ones(n), stalls], axis=1)
     solve = np.linalg.pinv(design)  # (2, n)
-    found = solve @ times
-    residuals = times - design @ found
+    coefficients = solve @ times
+    residuals = times - design @ coefficients
     covariance = np.correlate(residuals, residuals, "full")[n - 1 :] / (n - 2)
     tapered = covariance * np.clip(1 - np.arange(n) / (MAX_LAG_WINDOWS + 1), 0, None)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
@@ -94,9 +93,9 @@ def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
     leverage = np.einsum("ij,ji->i", design, solve)
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
-    half = student_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
+    half_widths = student_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
     without, slope = (
-        Estimate(float(each), float(each - by), float(each + by), n, WINDOWS)
-        for each, by in zip(found, half, strict=True)
+        Estimate(float(value), float(value - half_width), float(value + half_width), n, WINDOWS)
+        for value, half_width in zip(coefficients, half_widths, strict=True)
     )
     return StallLine(without, slope, float(covariance[1] / covariance[0]))

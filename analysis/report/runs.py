@@ -92,9 +92,7 @@ class RunPage:
     def details(self) -> dict[str, Any]:
         """Return the content of its page."""
         values = {
-            part.name: getattr(self, part.name)
-            for part in fields(self)
-            if part.name not in ("id", "parts")
+            part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("id", "parts")
         }
         label = configs.label_config(self.config, LABEL_LEAVES) if self.config else self.run
         return {**values, "label": label, "config": self.leaves, **self.parts}

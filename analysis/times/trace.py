@@ -1,9 +1,9 @@
 """A run's recorded spans as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 The format is Google's Trace Event Format, as JSON: a process for each rank, a slice for each step and each
-phase of a drawn step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is the
-median over the drawn steps of what analysis/pictures/timeline.py finds in each: leaving a barrier may take a
-rank milliseconds once, and a clock does not jump.
+phase of a drawn step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is
+the median over the drawn steps of what analysis/pictures/timeline.py finds in each: leaving a barrier may
+take a rank milliseconds once, and a clock does not jump.
 """
 
 from __future__ import annotations

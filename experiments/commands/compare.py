@@ -26,80 +26,84 @@ AXES = ("x", "y", "by", "ref")
 
 
 def compare(words: Filters, *, save: str | None = None) -> int:
-    """A quantity over a setting, with intervals: compare sweep=thesis x=method.density y=val_top1
+    """Draw a quantity over a setting, with intervals: `compare sweep=thesis x=method.density y=val_top1`.
 
     Args:
-        words: which runs, as for `list`; x=, the setting along the axis; y=, a column of docs/records.md
-            (val_top1, test_top1, val_loss, step_s, samples_per_s, wire_bytes, ...; by default val_top1, or
-            val_loss where nothing is classified); by=, the setting that has a line each (method.name by
-            default); ref=, a value of it that the others are compared with, seed by seed.
-        save: write a figure's file of this name, such as thesis_density, that is yours to change and that
+        words: filters of the runs, as for `list`; x=, the setting along the axis; y=, a column of
+            docs/records.md (val_top1, test_top1, val_loss, step_s, samples_per_s, wire_bytes, ...; by default
+            val_top1, or val_loss where nothing is classified); by=, the setting that has a line for each of
+            its values (method.name by default); ref=, a value of by= with which the others are compared, seed
+            by seed.
+        save: write a figure's file of this name, such as thesis_density, which is yours to change and which
             `reproduce` makes.
     """
-    given, filters = split_own_words(words, dict.fromkeys(AXES, str))
-    axes = {name: given.get(name) for name in AXES}
+    axes, filters = split_own_words(words, dict.fromkeys(AXES, str))
     folders = ResultFolders()
     runs = filter_runs(load_runs(folders), filters)
-    whole = runs["state"].isin((DONE, DIVERGED))
-    for run, state in runs.loc[~whole, ["run_id", "state"]].itertuples(index=False):
+    is_whole = runs["state"].isin((DONE, DIVERGED))
+    for run, state in runs.loc[~is_whole, ["run_id", "state"]].itertuples(index=False):
         say(f"left out {run}: it is {state}; `why` tells more")
-    runs = runs[whole].reset_index(drop=True)
+    runs = runs[is_whole].reset_index(drop=True)
     if not len(runs):
         raise ValueError("no whole run is meant by these words; `list` shows what there is")
-    by = axes["by"] or "method.name"
-    compared = Comparison(axes["x"] or _only_axis(runs, by), axes["y"] or _quality(runs), by, axes["ref"])
+    by = axes.get("by") or "method.name"
+    x = axes.get("x") or _find_only_axis(runs, by)
+    comparison = Comparison(x, axes.get("y") or _quality_column(runs), by, axes.get("ref"))
     frames = empty_frames()._replace(runs=runs)
-    table = compared.table(frames)
-    path = None if save is None else _saved(save, compared, runs)
+    table = comparison.table(frames)
+    figure_file = None if save is None else _save_figure_file(save, comparison, runs)
     print_table(table)
-    for written in _written(compared, frames, folders, _file_name(filters, compared)):
-        say(str(written))
-    if path is not None:
-        say(f"{path} is yours now: `{new.next_commands('figure', path.stem)[1]}` draws it")
+    for path in _write_files(comparison, frames, folders, _file_stem(filters, comparison)):
+        say(str(path))
+    if figure_file is not None:
+        say(f"{figure_file} is yours now: `{new.next_commands('figure', figure_file.stem)[1]}` draws it")
     return 0
 
 
-def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
-    """The file of a figure that compares these runs, whoever makes them."""
-    axes = {"x": compared.x, "y": compared.y, "by": compared.by, "ref": compared.ref}
-    given = {axis: value for axis, value in axes.items() if value is not None}
-    order = [leaf for leaf in (compared.by, compared.x, "seed") if leaf in runs]
+def _save_figure_file(name: str, comparison: Comparison, runs: pd.DataFrame) -> Path:
+    """Write the file of a figure that compares these runs, whoever makes them; return its path."""
+    axes = {axis: getattr(comparison, axis) for axis in AXES if getattr(comparison, axis) is not None}
+    order = [leaf for leaf in (comparison.by, comparison.x, "seed") if leaf in runs]
     ordered = runs.sort_values(order, kind="stable", na_position="first")
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    wanted = [compose.recover_run({"": each}, run_key(each)).to_words() for each in run_configs(ordered)]
-    return new.write("figure", name, new.figure(name, compared.title, wanted, given))
+    words = [compose.recover_run({"": config}, run_key(config)).to_words() for config in run_configs(ordered)]
+    return new.write_file("figure", name, new.render_comparison(name, comparison.title, words, axes))
 
 
-def _quality(runs: pd.DataFrame) -> str:
-    """The column that tells how good a training is."""
-    has = {name: name in runs and runs[name].notna().any() for name in ("val_top1", "val_loss")}
-    return "val_loss" if has["val_loss"] and not has["val_top1"] else "val_top1"
+def _quality_column(runs: pd.DataFrame) -> str:
+    """Return the column that tells how good a training is: the loss only where no accuracy is recorded."""
+    has_top1, has_loss = (name in runs and runs[name].notna().any() for name in ("val_top1", "val_loss"))
+    return "val_loss" if has_loss and not has_top1 else "val_top1"
 
 
-def _only_axis(runs: pd.DataFrame, by: str) -> str:
-    """The one leaf that the runs differ in besides `by` and the seed; none and several are refused."""
-    found = [leaf for leaf in distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
-    if len(found) == 1:
-        return found[0]
-    differing = ", ".join(found) if found else f"nothing but {by} and the seed"
+def _find_only_axis(runs: pd.DataFrame, by: str) -> str:
+    """Return the one leaf in which the runs differ besides `by` and the seed; refuse none and several."""
+    leaves = [leaf for leaf in distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
+    if len(leaves) == 1:
+        return leaves[0]
+    differing = ", ".join(leaves) if leaves else f"nothing but {by} and the seed"
     raise ValueError(f"compare over what? The runs differ in {differing}: say x=, as x=method.density")
 
 
-def _written(compared: Comparison, frames: Frames, folders: ResultFolders, name: str) -> list[Path]:
-    table = compared.table(frames)
-    style.save_figure(compared.picture(frames), folders.figures, name)
+def _write_files(comparison: Comparison, frames: Frames, folders: ResultFolders, name: str) -> list[Path]:
+    """Write picture, table and page of a comparison, and return their paths."""
+    table = comparison.table(frames)
+    style.save_figure(comparison.picture(frames), folders.figures, name)
     tables.save_tables(
         [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
     )
-    page = (
-        f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.to_markdown()}"
+    parts = (
+        f"# {comparison.title}",
+        f"![{name}]({name}.png)",
+        comparison.caption(frames),
+        table.to_markdown(),
     )
-    write_atomic(folders.figures / f"{name}.md", page)
+    write_atomic(folders.figures / f"{name}.md", "\n\n".join(parts))
     return sorted(folders.figures.glob(f"{name}.*"))
 
 
-def _file_name(filters: Sequence[str], compared: Comparison) -> str:
-    """A name of letters, digits, - and _ alone: compare-sweep-thesis-val_top1-over-density."""
-    words = ["compare", *filters, compared.y, "over", compared.x.removeprefix("method.")]
+def _file_stem(filters: Sequence[str], comparison: Comparison) -> str:
+    """Return a name of letters, digits, - and _ alone: compare-sweep-thesis-val_top1-over-density."""
+    words = ["compare", *filters, comparison.y, "over", comparison.x.removeprefix("method.")]
     return re.sub(r"[^\w]+", "-", "-".join(words)).strip("-")[:120]

@@ -35,7 +35,7 @@ def split_by_link(frames: Frames) -> dict[str, Frames]:
     return {str(link): select_runs(frames, find_keys(frames, {LINK: link})) for link in betas.index}
 
 
-def by_launch(times: Mapping[int, T], quantity: Callable[[T], float]) -> pd.Series[float]:
+def quantity_by_launch(times: Mapping[int, T], quantity: Callable[[T], float]) -> pd.Series[float]:
     """Return a quantity of each launch's times."""
     return pd.Series({launch: quantity(value) for launch, value in times.items()}, dtype=float)
 
@@ -46,7 +46,7 @@ def mean_over_launches(samples: pd.Series[float], bounds: Bounds = POSITIVE) -> 
     return estimate_mean(known, bounds, LAUNCHES) if len(known) else None
 
 
-def mean_ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
+def mean_launch_ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
     """Return the mean ratio of two numbers that are paired by launch; None where no launch has both."""
     return mean_over_launches(above / below)
 
@@ -54,14 +54,14 @@ def mean_ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | N
 # --- the bandwidth at which a ratio is 1
 
 
-class BreakEvens(NamedTuple):
+class BreakEvenBandwidths(NamedTuple):
     """Bandwidths in Gbit/s at which a ratio is 1, by launch; `BELOW` or `ABOVE` outside the links."""
 
     gbit_s: pd.Series[float]
     found: pd.DataFrame  # bandwidths of the links: (launches, links)
 
     @classmethod
-    def between_links(cls, found: pd.DataFrame, ratios: pd.DataFrame) -> BreakEvens:
+    def between_links(cls, found: pd.DataFrame, ratios: pd.DataFrame) -> BreakEvenBandwidths:
         """Find the bandwidth of each launch.
 
         Args:
@@ -101,7 +101,7 @@ class BreakEvens(NamedTuple):
         return captions.join_words(texts or ["within the links"])
 
 
-def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Estimate | None:
+def break_even_ratio(above: BreakEvenBandwidths, below: BreakEvenBandwidths, noun: str) -> Estimate | None:
     """Return the mean ratio of two break-even bandwidths, paired by launch.
 
     In place of one that lies outside the links the nearest of them counts, which makes less of the ratio.
@@ -118,7 +118,7 @@ def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Esti
     if any(both.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
         places = f"{below.describe_outside()}, {above.describe_outside()}"
         raise MixedRunsError(f"no two {noun} to compare: {places}")
-    return mean_ratio(above.within_links, below.within_links)
+    return mean_launch_ratio(above.within_links, below.within_links)
 
 
 def break_even_gbit_s(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> float:

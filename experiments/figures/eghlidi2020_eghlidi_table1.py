@@ -91,7 +91,7 @@ def cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimat
 # --- over the table: differences of each seed's trainings, so that the interval is over seeds
 
 
-def block_loss(frames: Frames, scope: str) -> Estimate | None:
+def block_randomk_loss(frames: Frames, scope: str) -> Estimate | None:
     """Return the points that Block-random-k with allReduce loses from one worker to eight."""
     return _mean_over_seeds([_loss(frames, "Block-random-k (allReduce)", scope)])
 
@@ -235,7 +235,7 @@ def claims() -> list[Claim]:
         ),
         *(
             claim(
-                "eghlidi2020.block-loses-with-workers", block_loss, scope, case=scope, scope=scope,
+                "eghlidi2020.block-loses-with-workers", block_randomk_loss, scope, case=scope, scope=scope,
                 paper=lost[scope], answers=["eghlidi2020.44", *["eghlidi2020.45"] * (scope == "global")],
             )
             for scope in SCOPES

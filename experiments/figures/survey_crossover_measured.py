@@ -24,8 +24,8 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._links import ABOVE, BELOW, BETA, FOUND_GBIT_S, BreakEvens, split_by_link
-from experiments.figures._runs import TIMED, list_settings, scaled_settings, variants
+from experiments.figures._links import ABOVE, BELOW, BETA, FOUND_GBIT_S, BreakEvenBandwidths, split_by_link
+from experiments.figures._runs import TIMED, list_settings, scaled_settings
 from experiments.figures.papers import claim
 
 SCALE = yoon2022.TIMING_SCALE
@@ -138,13 +138,13 @@ def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
 
 
 @cache_by_frames
-def break_evens(frames: Frames, task: str, batch: int, method: str) -> BreakEvens:
+def break_evens(frames: Frames, task: str, batch: int, method: str) -> BreakEvenBandwidths:
     """Return the bandwidths up to which a method takes less than overlapped dense, by launch."""
     cell = select_cell(frames, task, batch)
     ratios = ratios_to_dense(cell, method)
     table = cell.runs.reindex(columns=["seed", _links.LINK, FOUND_GBIT_S]).astype({FOUND_GBIT_S: float})
     found = table.pivot_table(index="seed", columns=_links.LINK, values=FOUND_GBIT_S, aggfunc="median")
-    return BreakEvens.between_links(found, ratios)
+    return BreakEvenBandwidths.between_links(found, ratios)
 
 
 # --- what the alpha-beta model predicts
@@ -264,7 +264,7 @@ def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> 
             f"no crossing to compare: {measured.describe_outside()}; predicted "
             f"{format_brief(float(predicted.mean()))} Gbit/s"
         )
-    ratio = _links.mean_ratio(measured.gbit_s, predicted)
+    ratio = _links.mean_launch_ratio(measured.gbit_s, predicted)
     assert ratio is not None, "both are of the same launches"
     factor = max(ratio.value, 1 / ratio.value)
     if ratio.low is None or ratio.high is None:
@@ -280,7 +280,7 @@ def ratio_of_break_evens(frames: Frames, task: str, batch: int, method: str, fas
         Mixed: in some launch both lie outside the links at the same end.
     """
     slow, fast = (break_evens(frames, task, batch, name) for name in (method, faster))
-    return _links.compare_break_evens(fast, slow, "crossings")
+    return _links.break_even_ratio(fast, slow, "crossings")
 
 
 # --- picture and table
@@ -317,7 +317,7 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
 
 
 def _crossing_marks(
-    crossings: BreakEvens, look: style.MethodStyle, ends: Sequence[float], height: float
+    crossings: BreakEvenBandwidths, look: style.MethodStyle, ends: Sequence[float], height: float
 ) -> list[plots.Curve]:
     """Return a diamond on the level of 1 with its interval, or arrows at the ends outside which it lies."""
     large = {"markersize": 6, "markeredgecolor": "white", "label": None, "zorder": 5, "clip_on": False}

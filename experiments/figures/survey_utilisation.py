@@ -31,11 +31,10 @@ from experiments.figures._links import (
     BELOW,
     BETA,
     FOUND_GBIT_S,
-    BreakEvens,
-    by_launch,
-    compare_break_evens,
+    BreakEvenBandwidths,
+    break_even_ratio,
+    mean_launch_ratio,
     mean_over_launches,
-    mean_ratio,
 )
 from experiments.figures._runs import TIMED, list_settings, scaled_settings
 from experiments.figures.papers import claim, words
@@ -74,7 +73,7 @@ class LinkSettings(NamedTuple):
 CLAIMED = LinkSettings(0.1, 0.05)  # the link that is claimed about
 
 
-class Compared(NamedTuple):
+class ComparedMethod(NamedTuple):
     """A method and its H; None averages every step."""
 
     method: str
@@ -154,7 +153,7 @@ def mean_step_s(
     frames: Frames, method: str, every: int | None, link: LinkSettings, timed: int | None = None
 ) -> pd.Series[float]:
     """Return the seconds of the mean step at this H, by launch."""
-    return by_launch(step_times(frames, method, link, timed), lambda times: times.mean_step_s(every))
+    return quantity_by_launch(step_times(frames, method, link, timed), lambda times: times.mean_step_s(every))
 
 
 @cache_by_frames
@@ -165,14 +164,14 @@ def computing_s(frames: Frames, method: str, link: LinkSettings) -> pd.Series[fl
     """
     times = step_times(frames, method, link)
     if method != DENSE:
-        return by_launch(times, lambda launch: launch.local_s or np.nan)
+        return quantity_by_launch(times, lambda launch: launch.local_s or np.nan)
     others = {name: computing_s(frames, name, link) for name in TIMED_AS if name != DENSE}
     means: pd.Series[float] = pd.DataFrame(others).mean(axis="columns").reindex([*times])
     return means
 
 
 @cache_by_frames
-def shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
+def computing_shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
     """Return the share of time computing, by launch."""
     ratios = computing_s(frames, method, link) / mean_step_s(frames, method, every, link)
     return ratios.clip(upper=MOST).dropna()
@@ -180,7 +179,7 @@ def shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -
 
 def mean_share(frames: Frames, method: str, every: int | None, link: LinkSettings) -> Estimate | None:
     """Return the share of time computing, the mean over launches."""
-    return mean_over_launches(shares(frames, method, every, link), (0.0, 1.0))
+    return mean_over_launches(computing_shares(frames, method, every, link), (0.0, 1.0))
 
 
 @cache_by_frames
@@ -205,14 +204,16 @@ def ratio_of_shares(
     frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: LinkSettings
 ) -> Estimate | None:
     """Return one share over another, paired by launch."""
-    return mean_ratio(shares(frames, *first, link), shares(frames, *second, link))
+    return mean_launch_ratio(computing_shares(frames, *first, link), computing_shares(frames, *second, link))
 
 
 def arithmetic_over_measured(
     frames: Frames, method: str, every: int | None, link: LinkSettings
 ) -> Estimate | None:
     """Return the share by arithmetic over the measured one, paired by launch."""
-    return mean_ratio(arithmetic_shares(frames, method, every, link), shares(frames, method, every, link))
+    return mean_launch_ratio(
+        arithmetic_shares(frames, method, every, link), computing_shares(frames, method, every, link)
+    )
 
 
 # --- is composing right?
@@ -239,7 +240,7 @@ def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings
 
 
 @cache_by_frames
-def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> BreakEvens:
+def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> BreakEvenBandwidths:
     """Return the bandwidths at which a method with Table 4's H computes for this share of its time.
 
     Linear between two links in the logarithms of bandwidth and of computing over the rest, as arithmetic has
@@ -247,9 +248,9 @@ def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> Br
     """
     every = None if method == DENSE else TABLE_4_EVERY
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
-    table = pd.DataFrame({link.gbit_s: shares(frames, method, every, link) for link in links})
+    table = pd.DataFrame({link.gbit_s: computing_shares(frames, method, every, link) for link in links})
     found = pd.DataFrame({link.gbit_s: found_gbit_s(frames, link) for link in links})
-    return BreakEvens.between_links(found, table / (1 - table) * (100 - percent) / percent)
+    return BreakEvenBandwidths.between_links(found, table / (1 - table) * (100 - percent) / percent)
 
 
 def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str:
@@ -269,7 +270,7 @@ def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: flo
         Mixed: in some launch both bandwidths lie outside the links at the same end.
     """
     dense, other = (break_evens(frames, name, percent, delay_s) for name in (DENSE, method))
-    return compare_break_evens(dense, other, "bandwidths")
+    return break_even_ratio(dense, other, "bandwidths")
 
 
 def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str | None:
@@ -286,11 +287,11 @@ def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) 
 # --- picture and table
 
 
-def lines_of(method: str) -> Sequence[Compared]:
+def drawn_methods(method: str) -> Sequence[ComparedMethod]:
     """Return the method with each H that is drawn."""
     if method == DENSE:
-        return [Compared(method, None)]
-    return [Compared(method, every) for every in EVERY if method != STREAMING or every >= FRAGMENTS]
+        return [ComparedMethod(method, None)]
+    return [ComparedMethod(method, every) for every in EVERY if method != STREAMING or every >= FRAGMENTS]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -307,7 +308,7 @@ def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     x = [float(found_gbit_s(frames, link).median()) for link in links]
     curves = []
     for method in TIMED_AS:
-        compared = lines_of(method)
+        compared = drawn_methods(method)
         for rank, line in enumerate(compared):
             alpha = 1 - 0.6 * rank / max(1, len(compared) - 1)
             measured = [_percent(mean_share(frames, *line, link)) for link in links]
@@ -337,7 +338,7 @@ def table(frames: Frames) -> list[Table]:
         }
         for link in measured_links(frames)
         for method in TIMED_AS
-        for line in lines_of(method)
+        for line in drawn_methods(method)
     ]  # fmt: skip
     units = {"asked": "Gbit/s", "found": "Gbit/s", "one way": "ms", "computing": "%", "by arithmetic": "%"}
     pairs = [(delay_s, method) for delay_s in _delays(frames) for method in TIMED_AS]
@@ -391,10 +392,10 @@ def _link_columns(frames: Frames, link: LinkSettings) -> dict[str, Any]:
     return {"asked": link.gbit_s, "found": found, "one way": 1e3 * link.delay_s}
 
 
-def composing_checks(frames: Frames) -> list[tuple[Compared, LinkSettings, Estimate]]:
+def composing_checks(frames: Frames) -> list[tuple[ComparedMethod, LinkSettings, Estimate]]:
     """Return the methods and links for which whole rounds were measured, and composed over measured."""
     return [
-        (Compared(method, every), link, ratio)
+        (ComparedMethod(method, every), link, ratio)
         for link in measured_links(frames)
         for every in sorted({*CHECKED.values()})
         for method in (DILOCO, SPARSELOCO)
@@ -422,14 +423,14 @@ def claims() -> list[Claim]:
     too_good = [
         claim("survey.utilisation.too-good", arithmetic_over_measured, *line, CLAIMED, case=line.method,
               method=line.label, derived=line.every is not None, **words_on_link)
-        for line in (Compared(DENSE, None), Compared(DILOCO, 8), Compared(SPARSELOCO, 8))
+        for line in (ComparedMethod(DENSE, None), ComparedMethod(DILOCO, 8), ComparedMethod(SPARSELOCO, 8))
     ]  # fmt: skip
     more = [
         claim("survey.utilisation.more", ratio_of_shares, first, second, CLAIMED, case=first.method,
               method=first.label, other=second.label, **words_on_link)
         for first, second in (
-            (Compared(DILOCO, 32), Compared(DENSE, None)),
-            (Compared(SPARSELOCO, 32), Compared(DILOCO, 32)),
+            (ComparedMethod(DILOCO, 32), ComparedMethod(DENSE, None)),
+            (ComparedMethod(SPARSELOCO, 32), ComparedMethod(DILOCO, 32)),
         )
     ]  # fmt: skip
     every = CHECKED["laptop"]
@@ -438,7 +439,7 @@ def claims() -> list[Claim]:
                  every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
     composed = [
         claim("survey.utilisation.composed", composing_factor, method, every, CLAIMED, case=method,
-              method=Compared(method, every).label, **words_on_link)
+              method=ComparedMethod(method, every).label, **words_on_link)
         for method in (DILOCO, SPARSELOCO)
     ]  # fmt: skip
     return [*too_good, *more, less, *composed]

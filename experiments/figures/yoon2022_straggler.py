@@ -104,17 +104,17 @@ def facts(frames: Frames) -> dict[str, str]:
 def claims() -> list[Claim]:
     published = round(float(rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"]).slope[0]), 2)
     return [
-        claim("yoon2022.straggler.grows-with-lateness", slope, "topk", paper=published),
+        claim("yoon2022.straggler.grows-with-lateness", lateness_slope, "topk", paper=published),
         *of_methods("yoon2022.straggler.lateness-explains", explained_percent, METHODS),
     ]
 
 
-def slope(frames: Frames, method: str) -> Estimate | None:
+def lateness_slope(frames: Frames, method: str) -> Estimate | None:
     """Return the milliseconds of communication for each of lateness."""
     return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
 
 
-def intercept(frames: Frames, method: str) -> Estimate | None:
+def lateness_intercept_ms(frames: Frames, method: str) -> Estimate | None:
     """Return communication at no lateness, in ms."""
     return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
 
@@ -126,7 +126,7 @@ def explained_percent(frames: Frames, method: str) -> Estimate | None:
     )
 
 
-LINE_QUANTITIES = (slope, intercept, explained_percent)
+LINE_QUANTITIES = (lateness_slope, lateness_intercept_ms, explained_percent)
 
 
 def late_steps(frames: Frames, method: str) -> pd.DataFrame:

@@ -59,7 +59,8 @@ class VariantLog:
 
     def begin(self, block: int) -> None:
         """Note that the steps of another block follow."""
-        self.block, self.seconds = block, []
+        self.block = block
+        self.seconds = []
 
     def add(self, kind: str, **values: Any) -> None:
         """Write a line, of steps with their block."""
@@ -99,25 +100,29 @@ def train_alternately(
     Raises:
         Preempted: a worker was told to stop before.
     """
-    began, order, done, elapsed_s, told = clock(), random.Random(schedule.seed), 0, 0.0, False
+    started_s = clock()
+    order = random.Random(schedule.seed)
+    done = 0
+    elapsed_s = 0.0
+    is_told_to_stop = False
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
 
     def take_turn(name: str, block: int, steps: int) -> float:
         """Train one variant for a block, and return rank 0's clock afterwards."""
-        nonlocal done, told
+        nonlocal done, is_told_to_stop
         training, log = variants[name]
         log.begin(block)
         for _ in range(steps):
             training.step()
         training.log.write()
         done += steps
-        everyones = gather_json(comm, [log.seconds, clock() - began, after_block(done)], device)
+        reports = gather_json(comm, [log.seconds, clock() - started_s, after_block(done)], device)
         if block:
-            seconds[name].append(mean_step_seconds([theirs for theirs, *_ in everyones]))
-        told = any(is_told for *_, is_told in everyones)
-        if told and (block < schedule.rules.blocks or round_s > MAX_LAST_ROUND_S):
+            seconds[name].append(mean_step_seconds([seconds_of_rank for seconds_of_rank, *_ in reports]))
+        is_told_to_stop = any(is_told for *_, is_told in reports)
+        if is_told_to_stop and (block < schedule.rules.blocks or round_s > MAX_LAST_ROUND_S):
             raise Preempted(0)
-        return float(everyones[0][1])
+        return float(reports[0][1])
 
     round_s = 0.0
     for name in variants:
@@ -132,8 +137,8 @@ def train_alternately(
         enough = block >= schedule.rules.blocks and reached is not None and reached <= schedule.rules.until
         if enough:
             return AlternationResult("half-width", reached, block)
-        if told or elapsed_s >= schedule.rules.limit_min * S_PER_MIN:
-            return AlternationResult("signal" if told else "limit", reached, block)
+        if is_told_to_stop or elapsed_s >= schedule.rules.limit_min * S_PER_MIN:
+            return AlternationResult("signal" if is_told_to_stop else "limit", reached, block)
     raise AssertionError("counting does not end")
 
 
@@ -157,7 +162,7 @@ def widest_half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> fl
         return None
     from analysis.stats import POSITIVE, estimate_mean  # pandas comes with it
 
-    first, *others = (np.asarray(of_variant) for of_variant in seconds.values())
+    first, *others = (np.asarray(block_seconds) for block_seconds in seconds.values())
     ratios = [other / first for other in others]
-    widest = max(estimate_mean(each[np.isfinite(each)], POSITIVE, "blocks").half_width for each in ratios)
+    widest = max(estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").half_width for ratio in ratios)
     return widest if np.isfinite(widest) else None

@@ -9,10 +9,11 @@ import pytest
 from analysis.records.attempts import load_attempts
 from analysis.records.configs import run_id
 from analysis.records.parquet import read_parquet
+from analysis.records.public import drop_undrawn_rows
 from analysis.records.store import Store
 from experiments import figures
 from experiments.commands import collect
-from experiments.commands.collect import complete_figures, thinned
+from experiments.commands.collect import find_complete_figures
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
@@ -22,7 +23,7 @@ from tests.conftest import Command, fine
 
 def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
     frames, _ = load_attempts(synthetic.item_store(tmp_path).newest_valid_attempts())
-    kept = thinned(frames)
+    kept = drop_undrawn_rows(frames)
     timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
     assert set(kept.steps["key"]) == set(timed)
     assert len(kept.steps) == frames.steps["key"].isin(timed).sum() > 0
@@ -33,7 +34,7 @@ def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide one figure, records that are shipped and a README, which are not those of this repository."""
     readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
+    readme.write_text(f"above\n{collect.README_BEGIN}\n{collect.README_END}\nbelow\n")
     monkeypatch.setattr(collect, "README", readme)
     monkeypatch.setattr(ResultFolders, "shipped", property(lambda self: tmp_path / "shipped"))
     fig3 = {"fig3": figures.files_by_item()["fig3"]}
@@ -68,7 +69,7 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
         synthetic.learned(store, synthetic.learning_config("topk", 0)).update_manifest(rules=rules)
         synthetic.alternated(store, ["dense", "topk"], blocks=4).update_manifest(rules=rules)
     before, again = (load_attempts(store.newest_valid_attempts())[0] for store in (old, new))
-    known = collect.as_known(before, again).runs
+    known = collect.keep_shipped_rules(before, again).runs
     trained = known["group"].isna()
     assert set(known.loc[trained, "rules_json"]) == {'{"a": "1"}'}
     assert set(known.loc[~trained, "rules_json"]) == set(again.runs["rules_json"])
@@ -85,7 +86,7 @@ def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
         folders = ResultFolders(tmp_path / name)
         for config in made:
             synthetic.learned(folders.store, config)
-        return dict(complete_figures(folders, shipped)).get("fig3-laptop")
+        return dict(find_complete_figures(folders, shipped)).get("fig3-laptop")
 
     assert complete("part", needed[:2], []) is None
     assert complete("first", needed, []) == ids[:3]

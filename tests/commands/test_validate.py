@@ -12,10 +12,11 @@ import pytest
 from analysis.records.attempts import load_attempts
 from analysis.records.files import DamagedFileError, write_json
 from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
+from analysis.records.public import select_drawn_looks
 from analysis.records.store import Attempt
 from experiments import figures
 from experiments.commands import validate as command
-from experiments.commands.collect import drawn, read_index
+from experiments.commands.collect import read_index
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
@@ -128,7 +129,7 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
         values = {"step": step, "xs": [1.0], "values": [0.5]}
         looks += [{"what": "histogram", "of": name, **values}, {"what": "kept", "of": f"{name}/10", **values}]
     attempt = synthetic.looked(ResultFolders(tmp_path).store, synthetic.config("topk"), looks)
-    kept = drawn(load_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
+    kept = select_drawn_looks(load_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
     assert kept.to_dict() == {
         ("size", 0): sorted(sizes),
         ("histogram", 0): ["all", "large"],
