@@ -145,6 +145,7 @@ class DDPHook(HookBase):
         averaged = [
             (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
+        self._frozen = [(name, p) for name, p in averaged if not p.requires_grad]
         # Numbered as `FlatGradients` does: what is drawn for a bucket is the same with and without DDP.
         self.parameters = parameters_in_backward_order(averaged)
         # True: each tensor has a bucket of its own, which is sent when it arrives. Else gradients wait.
@@ -237,6 +238,13 @@ class DDPHook(HookBase):
         self._arrived = set()
         if self._background is not None:
             self._background.futures = []
+        for name, p in self._frozen:
+            if p.requires_grad:
+                raise ValueError(
+                    f"{name} was frozen when `register` was called, and is trained now, so that it would not "
+                    "be averaged as the others are; unfreeze it first, then wrap the model in "
+                    "DistributedDataParallel and call register"
+                )
         if self.debug:
             named = tensor_facts("parameter", self.parameters)
             self.check_workers_agree_on_step(self.comm, named, self.parameters[0][1])
