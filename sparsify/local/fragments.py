@@ -138,8 +138,7 @@ class Fragment:
         flat = list[Tensor]()
         for (name, p), spec, stride in zip(self.parameters, self.specs, self.strides, strict=True):
             shard = local_shard(p)
-            is_alike = (shard.shape, shard.dtype, shard.device) == spec and shard.stride() == stride
-            if not (is_alike and p.requires_grad):
+            if not (is_laid_out_as(shard, spec, stride) and p.requires_grad):
                 layout = f", strides {shard.stride()}" * (shard.stride() != stride)
                 actual = f"{TensorSpec.from_tensor(shard)}{layout}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
@@ -148,6 +147,16 @@ class Fragment:
                 )
             flat.append(view_flat_in_memory_order(shard))
         return flat
+
+    def named_anchors(self, is_asked: Callable[[Parameter], bool]) -> list[tuple[str, Tensor, Tensor]]:
+        """Return name, parameter (n,) and anchor (n,) of those asked for that lie in memory as at first."""
+        return [
+            (name, view_flat_in_memory_order(local_shard(p)), anchor)
+            for (name, p), spec, stride, anchor in zip(
+                self.parameters, self.specs, self.strides, self.anchor, strict=True
+            )
+            if is_asked(p) and is_laid_out_as(local_shard(p), spec, stride)
+        ]
 
     def capture_parameters(self) -> None:
         """Take the parameters as they are now for the next `average_drift`.
@@ -324,13 +333,18 @@ class Fragment:
         return facts
 
     @torch.no_grad()
-    def restore_state(self, saved: dict[str, Any]) -> None:
+    def restore_checked_state(self, saved: dict[str, Any]) -> None:
         """Load a state, this worker's parameters among it, that `check_state_and_collect_facts` accepted."""
         for engine, saved_engine in zip(self.engines(), saved["engines"], strict=True):
-            engine.restore_state(saved_engine)
+            engine.restore_checked_state(saved_engine)
         restored = restore(self.current_state(), saved["state"])
         self.outer_state = restored.outer
         self.drift = restored.drift
+
+
+def is_laid_out_as(shard: Tensor, spec: TensorSpec, stride: tuple[int, ...]) -> bool:
+    """Return True if a shard has this shape, dtype, device and stride."""
+    return (shard.shape, shard.dtype, shard.device) == spec and shard.stride() == stride
 
 
 def shard_as_parameter(p: Parameter) -> Parameter:

@@ -19,11 +19,18 @@ from sparsify.core import host_sync
 from sparsify.core.bucket import local_shard
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.fragments import SEED_DISTANCE, Fragment, divide_into_fragments
-from sparsify.local.guards import CommunicationGuard, ParameterChangeGuard, check_steps_locally
+from sparsify.local.guards import (
+    CommunicationGuard,
+    NamedAnchors,
+    ParameterChangeGuard,
+    ReplacedParameterGuard,
+    check_steps_locally,
+)
 from sparsify.local.master_weights import find_parameter_copy_keys, update_parameter_copies
 from sparsify.local.strategy import LocalSteps
 from sparsify.ranges import NonNegativeInt, repr_without_addresses
 from sparsify.wrappers.checks import check_optimizer_and_model
+from sparsify.wrappers.double_averaging import find_live_modules
 from sparsify.wrappers.engine import StepReport
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
 from sparsify.wrappers.overlap import BackgroundExecutor
@@ -81,6 +88,7 @@ class LocalOptimizer(OptimizerWrapper):
         "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the "
         "residual and the outer step's momentum are zero"
     )
+    steps_locally = True
     steps = 0  # local ones so far
     worker_state_key = "local"
     missing_worker_state = (
@@ -154,6 +162,8 @@ class LocalOptimizer(OptimizerWrapper):
         self._background = BackgroundExecutor(self.fragments[0].anchor[0].device) if overlap else None
         self._background_fragments = list[Fragment]()  # that the thread averages
         self._parameter_guard = ParameterChangeGuard(model, trained)
+        self._replaced_guard = ReplacedParameterGuard(model, [p for _, p in trained])
+        self._is_between_halves = False  # True: the inner optimizer has stepped, and the exchange follows
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
         # This worker's values of the parameters, while the model is at the anchor.
         self._own_values = list[tuple[nn.Parameter, Tensor]]()
@@ -184,14 +194,14 @@ class LocalOptimizer(OptimizerWrapper):
         self._check_outside("step")
         self._reshard()
         self._claim.check_not_superseded()
-        begins_round = self.steps % self.strategy.every == 0
-        self._parameter_guard.check_or_defer(self._parameters_and_anchors, self._has_failed or begins_round)
+        self._check_changed_by_nobody()
         self._check_frozen()
         num_parameters = sum(len(group["params"]) for group in self.inner_optimizer.param_groups)
-        if begins_round or num_parameters != len(self._wrapped_parameters):
+        if self._begins_round() or num_parameters != len(self._wrapped_parameters):
             self._check_unchanged()
         if self._is_skipped_by_scaler():
             return None
+        self._is_between_halves = True
         with self._step_guard.allow_step():
             if closure is not None:  # which may communicate
                 return self.inner_optimizer.step(closure)
@@ -216,61 +226,76 @@ class LocalOptimizer(OptimizerWrapper):
     def at_anchor(self) -> Iterator[None]:
         """Give the model the anchor's parameters within, and this worker's own again afterwards.
 
-        The anchor is alike on all workers. Of several optimizers of local steps that share the model, or a
-        part of it, all go to their anchors.
+        The anchor is alike on all workers. Of several optimizers of local steps that have parts of one model
+        all go to their anchors, see `find_optimizers_of_model`.
 
         Raises:
-            ValueError: within, from steps, exchanges and `state_dict`, which need the worker's parameters.
+            ValueError: within, from steps, exchanges and `state_dict`, which need the worker's parameters; or
+                somebody else has written to the parameters, before or within.
         """
         with ExitStack() as anchors:
-            for optimizer in self._find_optimizers_of_model():
+            for optimizer in find_optimizers_of_model(self):
                 anchors.enter_context(optimizer._at_own_anchor())
             yield
-
-    def _find_optimizers_of_model(self) -> list[LocalOptimizer]:
-        """Return the optimizers of local steps, this one among them, that share a module of the model."""
-        modules = set(self._model.modules())
-        return [
-            optimizer
-            for optimizer in [*LIVE_OPTIMIZERS]
-            if not optimizer._claim.is_superseded and not modules.isdisjoint(optimizer._model.modules())
-        ]
 
     @contextmanager
     def _at_own_anchor(self) -> Iterator[None]:
         """Bring this optimizer's parameters alone to the anchor, see `at_anchor`.
 
         Within another such statement nothing changes: the outermost one brings the parameters back.
+
+        Raises:
+            ValueError: at the end, after that: something was written to the parameters within.
         """
         if not self._num_at_anchor:
             self._load_anchor()
         self._num_at_anchor += 1
+        written: str | None = None
         try:
             yield
+            if self._num_at_anchor == 1:
+                written = self._find_written_at_anchor()
         finally:
             self._num_at_anchor -= 1
             if not self._num_at_anchor:
                 self._load_own_values()
+        if written is not None:
+            raise ValueError(
+                f"{written} was loaded or written to within `with optimizer.at_anchor():`, at whose end this "
+                "worker's own parameters have returned, so that what was written is lost; write to a copy of "
+                "the model, or load weights before sparsify.distribute or sparsify.shard"
+            )
 
     @torch.no_grad()
     def _load_anchor(self) -> None:
         """Keep this worker's parameters, and write the anchor into the model."""
         self._reshard()
-        flat_parameters, anchors = zip(*self._parameters_and_anchors(), strict=True)
+        self._check_changed_by_nobody(at_once=True, allows_anchor=True)
+        _, flat_parameters, anchors = zip(*self._named_anchors(), strict=True)
         parameters = [p for fragment in self.fragments for _, p in fragment.parameters]
         self._own_values = [(p, local_shard(p).clone()) for p in parameters]
         torch._foreach_copy_([*flat_parameters], [*anchors])
         torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
 
+    def _find_written_at_anchor(self) -> str | None:
+        """Return the name of a parameter that has left the anchor, of those not wrapped anew since."""
+        self._reshard()
+        is_own = self._claim.is_newest_of
+        named_anchors = [named for fragment in self.fragments for named in fragment.named_anchors(is_own)]
+        return self._parameter_guard.find_different(named_anchors)
+
     @torch.no_grad()
     def _load_own_values(self) -> None:
-        """Write this worker's own values into the parameters, wherever these lie by now."""
+        """Write this worker's own values into the parameters, wherever these lie by now.
+
+        Those that were wrapped anew meanwhile begin from the anchor.
+        """
         self._reshard()
         for p, values in self._own_values:
-            local_shard(p).copy_(values)
+            if self._claim.is_newest_of(p):
+                local_shard(p).copy_(values)
         self._own_values = []
         torch.clear_autocast_cache()
-        self._parameter_guard.remember()
 
     @exclude_from_compile
     @explain_lost_worker
@@ -286,6 +311,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._check_outside("exchange")
         self._claim.check_not_superseded()
         self._reshard()
+        self._check_changed_by_nobody()  # where no step was made, as in `skip`
         if any(fragment.is_due(self.steps + 1) for fragment in self.fragments):
             self._parameter_guard.check_deferred()
         self._has_failed = True
@@ -293,6 +319,7 @@ class LocalOptimizer(OptimizerWrapper):
             report = self._exchange_fragments()
         finally:
             self._parameter_guard.remember()
+            self._is_between_halves = False
         self._has_failed = False
         return report
 
@@ -361,12 +388,35 @@ class LocalOptimizer(OptimizerWrapper):
         self._averaged_gradients.check_not_averaged_this_step()
         self._averaged_gradients.check_model_still_has_parameters(self._model)
 
-    def _parameters_and_anchors(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each parameter of this worker's and its anchor, as (n,)."""
+    def _check_changed_by_nobody(self, at_once: bool = False, allows_anchor: bool = False) -> None:
+        """Refuse parameters that somebody else has replaced or written to since the last step.
+
+        Between the halves of a step nothing is refused.
+
+        Args:
+            at_once: a GPU's host waits for the answer.
+            allows_anchor: the parameters may have the anchor's values. A round may begin with them, and
+                training goes on from them where an exchange has failed.
+        """
+        if self._is_between_halves:
+            return
+        if self._replaced_guard.is_any_replaced():
+            self._averaged_gradients.check_model_still_has_parameters(self._model)
+            self._replaced_guard.remember()
+        guard = self._parameter_guard
+        check = guard.check_now if at_once else guard.check_or_defer
+        check(self._named_anchors, allows_anchor or self._has_failed or self._begins_round())
+
+    def _begins_round(self) -> bool:
+        """Return True if the next step is the first one of a round."""
+        return self.steps % self.strategy.every == 0
+
+    def _named_anchors(self) -> NamedAnchors:
+        """Return the name of each parameter of this worker's, the parameter (n,) and its anchor (n,)."""
         return [
-            pair
+            named
             for fragment in self.fragments
-            for pair in zip(fragment.flat_parameters(), fragment.anchor, strict=True)
+            for named in zip(fragment.names, fragment.flat_parameters(), fragment.anchor, strict=True)
         ]
 
     # --- methods that a sharded model overrides
@@ -415,12 +465,15 @@ class LocalOptimizer(OptimizerWrapper):
 
     def worker_state_dict(self) -> dict[str, Any]:
         self._check_between_steps("state_dict")
+        self._reshard()
+        self._check_changed_by_nobody(at_once=True)
         return {**self._describe(), "fragments": [fragment.state_dict() for fragment in self.fragments]}
 
     def restore_worker_state(self, local: Mapping[str, Any]) -> None:
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
-            fragment.restore_state(saved)
+            fragment.restore_checked_state(saved)
         self.steps = local["step"]
+        self._is_between_halves = False
         self._parameter_guard.remember()
 
     def _wait_for_background(self) -> list[StepReport]:
@@ -471,3 +524,36 @@ class LocalOptimizer(OptimizerWrapper):
 
     def __repr__(self) -> str:
         return f"LocalOptimizer({self.strategy!r}, {self.inner_optimizer!r})"
+
+
+def find_optimizers_of_model(optimizer: LocalOptimizer) -> list[LocalOptimizer]:
+    """Return the optimizers of local steps, the given one among them, that have parts of one model.
+
+    Their models share a module or a parameter; or a module of this process has parts of both. What only a
+    function calls one after the other is not seen.
+    """
+    live = [other for other in [*LIVE_OPTIMIZERS] if not other._claim.is_superseded]
+    parts_of_live = [parts_of(other._model) for other in live]
+    parts = grow_over(parts_of(optimizer._model), parts_of_live)
+    # Virtual ranks share a process, and each has a model of its own.
+    if any(
+        other.comm.rank == optimizer.comm.rank and parts.isdisjoint(other_parts)
+        for other, other_parts in zip(live, parts_of_live, strict=True)
+    ):
+        parts = grow_over(parts, [*parts_of_live, *map(parts_of, find_live_modules())])
+    return [
+        other
+        for other, other_parts in zip(live, parts_of_live, strict=True)
+        if not parts.isdisjoint(other_parts)
+    ]
+
+
+def parts_of(model: nn.Module) -> set[int]:
+    """Return the ids of a model's modules and parameters."""
+    return {id(part) for part in (*model.modules(), *model.parameters())}
+
+
+def grow_over(parts: set[int], connecting: list[set[int]]) -> set[int]:
+    """Return the union of `parts` and of all sets that are connected with it by common elements."""
+    grown = parts.union(*(other for other in connecting if not other.isdisjoint(parts)))
+    return grown if len(grown) == len(parts) else grow_over(grown, connecting)

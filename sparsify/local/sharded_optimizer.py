@@ -14,17 +14,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.core.bucket import local_shard
 from sparsify.local.guards import check_steps_locally
-from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.local_optimizer import LocalOptimizer, find_optimizers_of_model
 from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
 from sparsify.wrappers.handshake import check_arguments_agree
 from sparsify.wrappers.saved_states import check_no_wrapper_state_loaded
-from sparsify.wrappers.sharded.checks import check_is_unwrapped_optimizer, unwrap_optimizer
+from sparsify.wrappers.sharded.checks import (
+    NamedParameters,
+    check_is_unwrapped_optimizer,
+    unwrap_optimizer,
+)
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.hook import (
     broadcast_first_replica,
     make_grid,
-    named_unit_parameters,
+    named_trained_parameters_of_units,
 )
 from sparsify.wrappers.sharded.units import find_units, move_grads_and_optimizer_state_to_mesh
 
@@ -80,6 +84,7 @@ class ShardedLocalOptimizer(LocalOptimizer):
                 unit.move_to_shard_mesh(self.grid.mesh["shard"], self.grid.replica_comm.size)
         move_grads_and_optimizer_state_to_mesh(self.inner_optimizer, self.grid.mesh["shard"])
         GRID_BY_MODEL[model] = self.grid
+        self._frozen_of_others = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         check_is_unwrapped_optimizer(optimizer)
@@ -91,7 +96,7 @@ class ShardedLocalOptimizer(LocalOptimizer):
     def _check_arguments_agree(
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
     ) -> None:
-        shards = [local_shard(p) for _, p in named_unit_parameters(self.units)]
+        shards = [local_shard(p) for _, p in named_trained_parameters_of_units(self.units)]
         check_arguments_agree(self.grid.all_workers_comm(), shards, collect_facts)
 
     def _broadcast_model(self, model: nn.Module) -> None:
@@ -99,13 +104,30 @@ class ShardedLocalOptimizer(LocalOptimizer):
 
     def _check_unchanged(self) -> None:
         super()._check_unchanged()
-        optimizers = self._find_optimizers_of_model()
+        self._check_averaged(
+            [(name, p) for name, p in named_trained_parameters_of_units(self.units) if p.requires_grad]
+        )
+
+    def _check_frozen(self) -> None:
+        super()._check_frozen()
+        # A unit that nobody trained when it was wrapped has torch's all-reduce still, if it had one.
+        unfrozen = [
+            (name, p)
+            for name, p in self._frozen_of_others
+            if p.requires_grad and getattr(getattr(p, "device_mesh", None), "ndim", 1) == 1
+        ]
+        if unfrozen:
+            self._check_averaged(unfrozen)
+
+    def _check_averaged(self, trained: NamedParameters) -> None:
+        """Refuse trained parameters that no optimizer of local steps has."""
+        optimizers = find_optimizers_of_model(self)
         averaged_ids = {id(p) for optimizer in optimizers for p in optimizer._wrapped_parameters}
-        for name, p in named_unit_parameters(self.units):
-            if p.requires_grad and id(p) not in averaged_ids:
+        for name, p in trained:
+            if id(p) not in averaged_ids:
                 raise ValueError(
                     f"{name} is trained, and no optimizer of local steps has it, so that its replicas would "
-                    "drift apart; call sparsify.shard for its optimizer, too, before the first step, or "
+                    "drift apart; call sparsify.shard for its optimizer, too, before its first step, or "
                     "freeze it"
                 )
 

@@ -79,8 +79,14 @@ def test_embeddings_that_limit_their_norms_in_the_forward_pass_are_trained() -> 
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.arange(5)).square().mean().backward()
+            with optimizer.at_anchor():
+                model(torch.arange(5))
             optimizer.step()
-        return flat(model)
+        trained = flat(model)
+        nn.init.constant_(model.get_parameter("0.weight"), 0.1)
+        with pytest.raises(ValueError, match=r"0\.weight was loaded"):
+            optimizer.step()
+        return trained
 
     assert torch.equal(*virtual.run(2, body))
 
@@ -99,11 +105,26 @@ def test_of_two_optimizers_that_share_a_layer_the_older_one_is_refused() -> None
     virtual.run(1, body)
 
 
-def test_at_an_anchor_all_optimizers_of_a_model_are_at_theirs() -> None:
+def part_of(kind: str, model: nn.Module, name: str) -> nn.Module:
+    """Return what one optimizer of a model is wrapped with, that has the parameters of a layer."""
+    layer = model.get_submodule(name)
+    parts = {"list": nn.ModuleList([layer]), "parameters": nn.ParameterList(layer.parameters())}
+    return {**parts, "layer": layer, "model": model}[kind]
+
+
+@pytest.mark.parametrize("kind", ["model", "layer", "list", "parameters"])
+def test_at_an_anchor_all_optimizers_of_a_model_are_at_theirs(kind: str) -> None:
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
         model = model_of()
-        parts = [[*model.get_submodule(name).parameters()] for name in ("0", "2")]
-        optimizers = [sparsify.distribute(INNER.sgd(part), model, EVERY_2, comm) for part in parts]
+        optimizers = [
+            sparsify.distribute(
+                INNER.sgd([*model.get_submodule(name).parameters()]),
+                part_of(kind, model, name),
+                EVERY_2,
+                comm,
+            )
+            for name in ("0", "2")
+        ]
         for step in range(5):
             model.zero_grad()
             fill(model, comm.rank, step)
@@ -121,6 +142,31 @@ def test_at_an_anchor_all_optimizers_of_a_model_are_at_theirs() -> None:
 
     (own, anchor), (other_own, other_anchor) = virtual.run(2, body)
     assert torch.equal(anchor, other_anchor)
+    assert not torch.equal(own, other_own)
+
+
+@pytest.mark.parametrize("second", [EVERY_2, sparsify.topk(0.5)], ids=["local", "every step"])
+def test_who_is_wrapped_in_mid_round_leaves_the_others_values_as_they_are(
+    second: Method | LocalSteps,
+) -> None:
+    def body(comm: Comm) -> Tensor:
+        model = model_of()
+        layers = [INNER.sgd([*model.get_submodule(name).parameters()]) for name in ("0", "2")]
+        first: Any = sparsify.distribute(layers[0], model, EVERY_2, comm)
+        fill(model, comm.rank, 0)
+        first.step()
+        own = flat(model)
+        wrap_any: Any = sparsify.distribute
+        wrap_any(layers[1], model, second, comm)
+        assert torch.equal(flat(model), own)
+        with first.at_anchor():
+            again = sparsify.distribute(layers[0], model, EVERY_2, comm)
+            anchor = flat(model)
+        assert torch.equal(flat(model), anchor)
+        again.step()
+        return own
+
+    own, other_own = virtual.run(2, body)
     assert not torch.equal(own, other_own)
 
 
@@ -355,6 +401,10 @@ def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> Non
                     call()
         assert torch.equal(worker.own(), own)
         assert optimizer.steps == 2
+        with pytest.raises(ValueError, match="written to within"), optimizer.at_anchor():
+            worker.model.load_state_dict(model_of(seed=1).state_dict())
+        assert torch.equal(worker.own(), own)
+        worker.train(4)
 
     virtual.run(1, body)
 

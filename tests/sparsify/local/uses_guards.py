@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import LocalSteps
 from tests.sparsify.worker_functions import words_of
 
-EVERY, BEFORE, STEPS = 3, 4, 10  # steps of a round, before the change, in all
+EVERY, BEFORE, STEPS = 3, 5, 10  # steps of a round, before the change (an exchange follows), in all
 
 
 class Net(nn.Module):
@@ -68,6 +69,19 @@ def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], ob
     load(wrapped.model, state)
 
 
+def load_at_anchor(wrapped: Wrapped) -> None:
+    with wrapped.optimizer.at_anchor():
+        load_others(wrapped, nn.Module.load_state_dict)
+
+
+def load_and(act: Callable[[Wrapped], object]) -> Callable[[Wrapped], object]:
+    def load_and_act(wrapped: Wrapped) -> None:
+        load_others(wrapped, nn.Module.load_state_dict)
+        act(wrapped)
+
+    return load_and_act
+
+
 def load_anchor(wrapped: Wrapped) -> None:
     """Lose the steps of a round, of a worker that goes on."""
     with wrapped.optimizer.at_anchor():
@@ -90,11 +104,22 @@ def lie_otherwise(wrapped: Wrapped) -> None:
     weight.data = weight.data.t().contiguous().t()
 
 
+OTHERS = "the model has other parameters than when it was wrapped, such as body."
 WROTE = "was loaded or written to after the model was wrapped"
 EARLIER = "Load weights before sparsify.distribute or sparsify.shard"
 REFUSED: Mapping[str, tuple[Callable[[Wrapped], object], str]] = {
     "stepped by itself": (lambda wrapped: wrapped.inner.step(), "its own step would not average"),
     "loaded": (lambda wrapped: load_others(wrapped, nn.Module.load_state_dict), f"body.weight {WROTE}"),
+    "loaded, and at the anchor": (load_and(load_anchor), WROTE),
+    "loaded, and a batch left out": (load_and(lambda wrapped: wrapped.optimizer.skip()), WROTE),
+    "loaded, and exchanged": (load_and(lambda wrapped: wrapped.optimizer.exchange_if_due()), WROTE),
+    "loaded, and saved": (load_and(lambda wrapped: wrapped.optimizer.state_dict()), WROTE),
+    "loaded at the anchor": (load_at_anchor, "was loaded or written to within `with optimizer.at_anchor():`"),
+    "assigned": (
+        lambda wrapped: load_others(wrapped, partial(nn.Module.load_state_dict, assign=True)),
+        OTHERS,
+    ),
+    "replaced": (lambda wrapped: setattr(wrapped.model, "body", nn.Linear(6, 6)), OTHERS),
     "loaded from the anchor": (load_anchor, f"body.weight {WROTE}"),
     "set": (lambda wrapped: load_others(wrapped, set_model_state_dict), WROTE),
     "written to": (write, EARLIER),
@@ -211,13 +236,17 @@ def lived(
 ) -> Tensor:
     """The anchor at the end of a training, with a change in the middle of a round."""
     wrapped = wrap(strategy or sparsify.diloco(every=EVERY))
-    for number in range(STEPS):
-        if number == BEFORE:
-            change(wrapped)
-        step(wrapped, number, rank)
+    train(wrapped, rank, change, STEPS)
     return weights(wrapped)
 
 
+def train(wrapped: Wrapped, rank: int, change: Callable[[Wrapped], object], steps: int) -> None:
+    for number in range(steps):
+        if number == BEFORE:
+            change(wrapped)
+        step(wrapped, number, rank)
+
+
 def told(wrap: Wrap, rank: int, change: Callable[[Wrapped], object]) -> str:
-    """Return the sentence with which a change is refused."""
-    return words_of(lambda: lived(wrap, rank, change))
+    """Return the sentence with which a change is refused, at the latest in the next step."""
+    return words_of(lambda: train(wrap(sparsify.diloco(every=EVERY)), rank, change, BEFORE + 1))
