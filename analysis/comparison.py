@@ -40,7 +40,7 @@ SIZE_BY_UNIT = {
     "s": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3},
     "B": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0},
 }
-LEARNED_PREFIXES = ("val_", "test_", "train_")
+TRAINING_PREFIXES = ("val_", "test_", "train_")
 
 
 class ComparisonPoint(NamedTuple):
@@ -134,7 +134,7 @@ class Comparison:
                     plots.draw_samples(axes, position, [factor * sample for sample in point.samples], look)
                 for point in line:
                     if point.x is None:
-                        plots.draw_across(axes, point.value.scale_by(factor), look)
+                        plots.draw_line_across(axes, point.value.scale_by(factor), look)
             plots.set_value_ticks(axes, positions, short_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))
@@ -175,7 +175,7 @@ class Comparison:
                 _unknown_message(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers])
             )
         is_measured = runs[self.y].notna()
-        if self.y.startswith(LEARNED_PREFIXES) and "diverged" in runs:
+        if self.y.startswith(TRAINING_PREFIXES) and "diverged" in runs:
             is_measured |= runs["diverged"].notna()
         measured: pd.DataFrame = runs[is_measured]
         return measured
@@ -195,7 +195,7 @@ class Comparison:
         Raises:
             MixedRunsError: they are none.
         """
-        more = ("steps_total",) if self.y.startswith(LEARNED_PREFIXES) else ()
+        more = ("steps_total",) if self.y.startswith(TRAINING_PREFIXES) else ()
         differing = differing_columns(group, (*COLUMNS_THAT_AGREE, *more))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):

@@ -60,8 +60,8 @@ class Evidence(NamedTuple):
         runs = self.frames.runs
         group = runs["group"].fillna(runs["key"]) if "group" in runs else runs["key"]
         started = runs.get("started", pd.Series(None, runs.index, dtype=object))
-        began = pd.to_datetime(started, utc=True, format="ISO8601", errors="coerce")
-        table: pd.DataFrame = pd.DataFrame({"launch": group, "began": began}).groupby("launch").min()
+        starts = pd.to_datetime(started, utc=True, format="ISO8601", errors="coerce")
+        table: pd.DataFrame = pd.DataFrame({"launch": group, "began": starts}).groupby("launch").min()
         return table
 
     @property

@@ -24,7 +24,7 @@ from analysis.pictures.marks import (
     Axes,
     Figure,
     annotate_above,
-    draw_across,
+    draw_line_across,
     draw_mean_curve,
     draw_points,
     draw_samples,
@@ -39,7 +39,7 @@ __all__ = [
     "Axes",
     "Figure",
     "annotate_above",
-    "draw_across",
+    "draw_line_across",
     "draw_mean_curve",
     "draw_points",
     "draw_samples",
@@ -201,7 +201,7 @@ def _draw_line(axes: Axes, line: Curve | FilledArea) -> None:
     if isinstance(line, FilledArea):
         axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
     elif line.x is None:
-        draw_across(axes, line.y, line.look, **line.line_options)
+        draw_line_across(axes, line.y, line.look, **line.line_options)
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):

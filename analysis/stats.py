@@ -235,7 +235,7 @@ def phase_time(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 
     return phase_statistic(frames, keys, phases, lambda *seconds: unit * sum(seconds), POSITIVE)
 
 
-def final_value(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Estimate | None:
+def final_mean(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Estimate | None:
     """Return the mean of `column` at the last epoch, over runs that differ in their seed.
 
     Args:

@@ -52,7 +52,7 @@ def verdicts_table(rows: Iterable[ItemVerdict], together: bool = False) -> Table
     lines = [
         {
             "verdict": verdict.word,
-            "all together": left if left != verdict.word else "",
+            "all together": adjusted_word if adjusted_word != verdict.word else "",
             "item": item,
             "claim": verdict.claim.text,
             "paper": published_text(verdict.claim),
@@ -60,7 +60,7 @@ def verdicts_table(rows: Iterable[ItemVerdict], together: bool = False) -> Table
             "because": verdict.explanation,
             "scale": letters.get(verdict.scale, ""),
         }
-        for (item, verdict), left in zip(rows, holm_adjusted_words(rows), strict=True)
+        for (item, verdict), adjusted_word in zip(rows, holm_adjusted_words(rows), strict=True)
     ]
     are_several = len({item for item, _ in rows}) > 1
     is_shown = {"all together": together, "item": are_several, "scale": bool(letters)}

@@ -19,16 +19,18 @@ class LinkAgreement(NamedTuple):
 
     link: str
     cells: int  # that both have timed
-    reached: int  # of them, whose target every seed reaches; the baseline's own not among them
+    cells_at_target: int  # of them, whose target every seed reaches; the baseline's own not among them
     # Kendall's, means over tasks and numbers of workers:
     tau: float  # of the minutes to the target, in which all that misses it is last
     reached_tau: float  # of the minutes of those that reach it, the baseline among them
     steps_tau: float  # of the steps, which all have
     # Shares of cells:
-    contained: float  # of those that reach it, each interval of the speedup has the other's estimate
-    same_word: float  # of those that reach it
-    steps_contained: float  # of all, the same of the step's ratio, in which no training has a part
-    repeated: float  # the same, were both drawn from one normal distribution
+    speedup_containment: (
+        float  # of those that reach it, each interval of the speedup has the other's estimate
+    )
+    same_word_share: float  # of those that reach it
+    step_containment: float  # of all, the same of the step's ratio, in which no training has a part
+    expected_containment: float  # the same, were both drawn from one normal distribution
 
 
 def compare_measurements(first: Sequence[Cell], second: Sequence[Cell]) -> list[LinkAgreement]:
@@ -52,14 +54,16 @@ def _link_agreement(link: str, pairs: Sequence[CellPair]) -> LinkAgreement:
     return LinkAgreement(
         link=link,
         cells=len(pairs),
-        reached=len(others_reaching),
+        cells_at_target=len(others_reaching),
         tau=_mean_tau(pairs, _minutes),
         reached_tau=_mean_tau(reaching, _minutes),
         steps_tau=_mean_tau(pairs, _step_ms),
-        contained=_contained_share([(one.speedup, other.speedup) for one, other in others_reaching]),
-        same_word=_mean([one.word == other.word for one, other in others_reaching]),
-        steps_contained=_contained_share([(one.step_ratio, other.step_ratio) for one, other in others]),
-        repeated=expected_containment(launches),
+        speedup_containment=_contained_share(
+            [(one.speedup, other.speedup) for one, other in others_reaching]
+        ),
+        same_word_share=_mean([one.word == other.word for one, other in others_reaching]),
+        step_containment=_contained_share([(one.step_ratio, other.step_ratio) for one, other in others]),
+        expected_containment=expected_containment(launches),
     )
 
 

@@ -13,7 +13,7 @@ from analysis.bands import Band
 from analysis.benchmark.files import EntryFile
 from analysis.records.frames import Frames, find_diverged_keys, steps_of_run
 from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean
 from analysis.times.exchange_rounds import step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
@@ -140,7 +140,7 @@ def _evaluate_cell(
         seeds=len(ours),
         launches=len(step_s),
         target=target,
-        loss=None if is_diverged else final_value(frames, keys, LOSS_COLUMN),
+        loss=None if is_diverged else final_mean(frames, keys, LOSS_COLUMN),
         sent_mb=_sent_mb(frames, keys, ours),
         gbit_s=aggregate_column(runs, "provenance.machine.link.together_gbit_s", "median"),
         delay_ms=aggregate_column(runs, "provenance.machine.link.latency_s", "median", 1e3),

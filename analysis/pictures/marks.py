@@ -97,7 +97,7 @@ def draw_samples(axes: Axes, x: float, values: Sequence[float], look: MethodStyl
     axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
 
 
-def draw_mean(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
+def draw_mean_mark(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
     """Draw a mean with its interval, as a bar across and a line up and down."""
     axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
     if value.low is not None and value.high is not None:
@@ -111,10 +111,10 @@ def draw_points(
     line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
     axes.plot(x, [value.value for value in values], **line | line_options)
     for position, value in zip(x, values, strict=True):
-        draw_mean(axes, position, value, look)
+        draw_mean_mark(axes, position, value, look)
 
 
-def draw_across(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
+def draw_line_across(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
     """Draw a value that holds for every x, as a line across, and its interval as a band."""
     line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
     axes.axhline(value.value, color=look.colour, **line | line_options)

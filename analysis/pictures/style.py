@@ -63,8 +63,8 @@ def base_settings() -> dict[RcKeyType, Any]:
     """Return matplotlib's settings for every figure, from page.mplstyle."""
     from matplotlib import rc_params_from_file  # here, since lists and tables know labels, too
 
-    found = rc_params_from_file(Path(__file__).with_name("page.mplstyle"), use_default_template=False)
-    return dict(found)
+    path = Path(__file__).with_name("page.mplstyle")
+    return dict(rc_params_from_file(path, use_default_template=False))
 
 
 def two_column_settings(height: float = 2.7) -> dict[RcKeyType, Any]:

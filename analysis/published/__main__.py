@@ -23,12 +23,12 @@ def main(words: Sequence[str]) -> int:
         ours = tables.read_logs(Path(words[0]))
         if len(words) == 2:
             tables.write_tables(ours, Path(words[1]))
-        found = tables.find_differences(ours, tables.read_tables(tables.FOLDER))
+        differences = tables.find_differences(ours, tables.read_tables(tables.FOLDER))
     except ValueError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
-    print("\n".join(found) if found else "the shipped tables are what these logs say")
-    return DIFFERENT if found else OK
+    print("\n".join(differences) if differences else "the shipped tables are what these logs say")
+    return DIFFERENT if differences else OK
 
 
 if __name__ == "__main__":

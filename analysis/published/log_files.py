@@ -114,16 +114,17 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
         DamagedFileError: a line with a number is not as it should be, some ranks have more lines than others,
             or the job was another one than its name says.
     """
-    found: dict[str, list[tuple[str, ...]]] = {place: [] for place in LINE_PATTERNS}
+    groups_by_place: dict[str, list[tuple[str, ...]]] = {place: [] for place in LINE_PATTERNS}
     for number, line in _numbered_lines(path):
-        for place, form in LINE_PATTERNS.items():
+        for place, pattern in LINE_PATTERNS.items():
             if place in line:
-                found[place].append(_match_line(form, line, path, number))
-    configured, windows, phases, validated = found.values()
+                groups_by_place[place].append(_match_line(pattern, line, path, number))
+    configured, windows, phases, validated = groups_by_place.values()
     if set(configured) != {(str(batch), str(job.workers))}:
-        asked = f"{job.workers} workers with batches of {batch}"
         raise DamagedFileError(
-            path, f"is the log of another job than one of {asked}: it has {sorted(set(configured))}"
+            path,
+            f"is the log of another job than one of {job.workers} workers with batches of {batch}: "
+            f"it has {sorted(set(configured))}",
         )
     ranks = [int(rank) for rank, *_ in phases]
     if len(windows) % job.workers or set(np.bincount(ranks, minlength=job.workers)) != {

@@ -57,16 +57,14 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
     table = settled_iterations(job)
     workers = JOBS[job].workers
     stall = table["long_waits"].to_numpy() > 0
-    mean, least = table["comm_mean_ms"].to_numpy(), table["comm_min_ms"].to_numpy()
+    mean = table["comm_mean_ms"].to_numpy()
+    least = table["comm_min_ms"].to_numpy()
     select = np.nan_to_num(table["comp_mean_ms"].to_numpy())
     late = np.nan_to_num(table["comp_max_ms"].to_numpy()) - select
     ordinary = (~stall & (loop_starts | ~is_first_of_loop(table))).astype(float)
     long_wait = (workers * mean - least) / (workers - 1)
-    columns = [
-        ordinary, ordinary * mean, ordinary * least,
-        ordinary * select, ordinary * late, ordinary * late**2, ordinary * late * mean, ordinary * mean**2,
-        stall.astype(float), stall * long_wait,
-    ]  # fmt: skip
+    quantities = (1.0, mean, least, select, late, late**2, late * mean, mean**2)
+    columns = [*(ordinary * quantity for quantity in quantities), stall.astype(float), stall * long_wait]
     return JobSums(*leave_one_block_out_sums(np.stack(columns, axis=1)).T)
 
 
@@ -123,12 +121,14 @@ def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
 
     If selection alone made ranks late, it would have slope 1 from the time of sending.
     """
-    s = job_sums(job, loop_starts)
-    late, wait = s.late / s.ordinary, s.wait / s.ordinary
-    covariance = s.late_wait / s.ordinary - late * wait
-    variances = s.late_late / s.ordinary - late**2, s.wait_wait / s.ordinary - wait**2
-    slope = covariance / variances[0]
-    return LatenessLine(slope, wait - slope * late, covariance / np.sqrt(variances[0] * variances[1]))
+    sums = job_sums(job, loop_starts)
+    late = sums.late / sums.ordinary
+    wait = sums.wait / sums.ordinary
+    covariance = sums.late_wait / sums.ordinary - late * wait
+    late_variance = sums.late_late / sums.ordinary - late**2
+    wait_variance = sums.wait_wait / sums.ordinary - wait**2
+    slope = covariance / late_variance
+    return LatenessLine(slope, wait - slope * late, covariance / np.sqrt(late_variance * wait_variance))
 
 
 def stall_ms(job: int) -> JackknifeParts:
@@ -175,9 +175,9 @@ class LinkChange(NamedTuple):
     Of jobs whose logs have no iterations.
     """
 
-    iteration: float
-    computing: float  # FP, BP and the compression inside BP: what no link takes part in
-    slower: float  # the iteration, as a factor
+    iteration_ms: float
+    computing_ms: float  # FP, BP and the compression inside BP: what no link takes part in
+    iteration_factor: float
 
 
 def link_change(method: str) -> LinkChange:

@@ -29,7 +29,7 @@ DIGESTS = "digests.json"
 SOURCE = "derived from the job logs in github.com/kljp/topk_results; the logs are not part of this repository"
 
 
-class Tables(NamedTuple):
+class LoggedTables(NamedTuple):
     """Facts from the job logs of Yoon and Oh 2022; `job` names the job in each table."""
 
     jobs: pd.DataFrame  # a row per job
@@ -122,7 +122,7 @@ def decay_epochs() -> list[int]:
     return [int(epoch) for epoch in fell.index[fell]]
 
 
-def read_logs(clone: Path) -> Tables:
+def read_logs(clone: Path) -> LoggedTables:
     """Return the tables from a clone of the authors' repository.
 
     Raises:
@@ -140,10 +140,10 @@ def read_logs(clone: Path) -> Tables:
             table.insert(0, "job", number)
         tables_of_jobs.append((epochs, windows, iterations))
     others = (pd.concat(tables, ignore_index=True) for tables in zip(*tables_of_jobs, strict=True))
-    return Tables(pd.DataFrame(rows), *others)
+    return LoggedTables(pd.DataFrame(rows), *others)
 
 
-def write_tables(tables: Tables, folder: Path) -> None:
+def write_tables(tables: LoggedTables, folder: Path) -> None:
     """Write the tables and their digests: small ones as CSV, so that people can read them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables._asdict().items():
@@ -152,7 +152,7 @@ def write_tables(tables: Tables, folder: Path) -> None:
     write_json(folder / DIGESTS, {"source": SOURCE, "files": files})
 
 
-def read_tables(folder: Path) -> Tables:
+def read_tables(folder: Path) -> LoggedTables:
     """Return the tables in `folder`.
 
     Raises:
@@ -161,16 +161,16 @@ def read_tables(folder: Path) -> Tables:
     digests = read_struct(folder / DIGESTS, schema.TableDigests)
     if digests is None:
         raise DamagedFileError(folder / DIGESTS, "is missing; `git checkout` brings it back")
-    return Tables(*(_decode_table(folder / _file_name(name), digests) for name in Tables._fields))
+    return LoggedTables(*(_decode_table(folder / _file_name(name), digests) for name in LoggedTables._fields))
 
 
-def find_differences(ours: Tables, theirs: Tables) -> list[str]:
+def find_differences(ours: LoggedTables, theirs: LoggedTables) -> list[str]:
     """Return a sentence on each table in which two disagree.
 
     Rounding by one in the last digit is no disagreement.
     """
     sentences = []
-    for name, table, other in zip(Tables._fields, ours, theirs, strict=True):
+    for name, table, other in zip(LoggedTables._fields, ours, theirs, strict=True):
         keys = [key for key in ("job", "epoch", "window", "iteration") if key in table]
         if not np.array_equal(table[keys].to_numpy(), other[keys].to_numpy()):
             sentences.append(f"{name}: {len(table)} rows against {len(other)}, or in another order")
@@ -183,7 +183,7 @@ def find_differences(ours: Tables, theirs: Tables) -> list[str]:
 
 
 @functools.cache
-def _shipped_tables() -> Tables:
+def _shipped_tables() -> LoggedTables:
     return read_tables(FOLDER)
 
 
@@ -235,10 +235,10 @@ def _decode_table(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
     return table
 
 
-def _count_unequal(one: pd.Series, other: pd.Series) -> int:
+def _count_unequal(column: pd.Series, other: pd.Series) -> int:
     """Return the number of rows in which two columns differ."""
-    if not pd.api.types.is_numeric_dtype(one):
-        return int((one.to_numpy() != other.to_numpy()).sum())
-    here, there = (column.to_numpy(dtype=float, na_value=np.nan) for column in (one, other))
-    digit = 1.0 if str(one.name).endswith("_us") else 1e-3
-    return int((~np.isclose(here, there, rtol=1e-6, atol=1.01 * digit, equal_nan=True)).sum())
+    if not pd.api.types.is_numeric_dtype(column):
+        return int((column.to_numpy() != other.to_numpy()).sum())
+    ours, theirs = (side.to_numpy(dtype=float, na_value=np.nan) for side in (column, other))
+    digit = 1.0 if str(column.name).endswith("_us") else 1e-3
+    return int((~np.isclose(ours, theirs, rtol=1e-6, atol=1.01 * digit, equal_nan=True)).sum())

@@ -26,14 +26,14 @@ MAX_LAG_WINDOWS = 30
 class StallLine(NamedTuple):
     """The least-squares line of the times of a job's windows over their stalls."""
 
-    without: Estimate  # the intercept: ms of an iteration in which nobody validates
+    intercept_ms: Estimate  # of an iteration in which nobody validates
     slope: Estimate
     correlation: float  # of a window's residual with the next one's
 
 
 def validation_free_step_ms(job: int) -> Estimate:
     """Return milliseconds of an iteration without validation."""
-    return stall_line(job).without
+    return stall_line(job).intercept_ms
 
 
 @functools.cache
@@ -94,8 +94,8 @@ def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     leverage = np.einsum("ij,ji->i", design, solve)
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
     half_widths = student_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
-    without, slope = (
+    intercept_ms, slope = (
         Estimate(float(value), float(value - half_width), float(value + half_width), n, WINDOWS)
         for value, half_width in zip(coefficients, half_widths, strict=True)
     )
-    return StallLine(without, slope, float(covariance[1] / covariance[0]))
+    return StallLine(intercept_ms, slope, float(covariance[1] / covariance[0]))

@@ -119,7 +119,7 @@ def describe_provenance(frames: Frames) -> dict[str, str]:
     """Return machine, data, code and dates of an item's runs, as words by name; {} without runs."""
     if not len(frames.runs):
         return {}
-    started = sorted(str(at) for at in captions.distinct_values(frames, "started"))
+    started = sorted(map(str, captions.distinct_values(frames, "started")))
     dates = dict.fromkeys((started[0][:10], started[-1][:10])) if started else ()
     return {
         "machine": captions.describe_machine(frames),

@@ -106,7 +106,7 @@ class ReportSite(Site):
         """Write one script of data, which hands `content` to the page that loads it."""
         return self.write_file(f"{DATA}/{name}.js", data_script(name.rpartition("/")[2], content))
 
-    def clear(self, unchanged: Collection[str] = ()) -> None:
+    def clear_stale_files(self, unchanged: Collection[str] = ()) -> None:
         """Empty the folder of what an earlier report left, and put the assets there.
 
         Args:

@@ -10,7 +10,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Estimate, final_difference, final_value, lasting_lead_step, mean_curve
+from analysis.stats import Estimate, final_difference, final_mean, lasting_lead_step, mean_curve
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
@@ -87,10 +87,10 @@ def _ends_panel(
 ) -> None:
     """Draw each seed's last value, their mean and interval, and the published jobs'."""
     for place, line in enumerate(lines.values()):
-        ends = [final_value(frames, [key], column) for key in line.keys]
+        ends = [final_mean(frames, [key], column) for key in line.keys]
         marks.draw_samples(axes, place - ASIDE, [end.value for end in ends if end], line.look)
-        if (mean := final_value(frames, line.keys, column)) and mean.low is not None:
-            marks.draw_mean(axes, place - ASIDE / 3, mean, line.look)
+        if (mean := final_mean(frames, line.keys, column)) and mean.low is not None:
+            marks.draw_mean_mark(axes, place - ASIDE / 3, mean, line.look)
         if line.method:
             jobs = published.column_by_machine(line.method, PUBLISHED_COLUMNS[column])
             marks.draw_published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
@@ -109,7 +109,7 @@ def table_of_ends(frames: Frames, lines: Mapping[str, Seeds], columns: Mapping[s
     """
     rows = []
     for line in lines.values():
-        ours = {WORDS[column]: final_value(frames, line.keys, column) for column in columns}
+        ours = {WORDS[column]: final_mean(frames, line.keys, column) for column in columns}
         theirs = {
             f"{WORDS[column]}, paper": papers.value(ENDS[column]).get(line.method) for column in columns
         }
@@ -161,7 +161,7 @@ def overtaking_step(
 
 def method_end(frames: Frames, method: str, column: str) -> Estimate | None:
     """Return the last value of a method."""
-    return final_value(frames, yoon2022.method_keys(frames, method), column)
+    return final_mean(frames, yoon2022.method_keys(frames, method), column)
 
 
 def end_claims(name: str, column: str) -> list[Claim]:

@@ -12,7 +12,7 @@ from analysis.pictures.style import MethodStyle
 from analysis.records.columns import OUTCOMES
 from analysis.records.frames import Frames, find_keys
 from analysis.records.steps import add_outcomes
-from analysis.stats import Estimate, final_difference, final_ratio, final_value, mean_curve
+from analysis.stats import Estimate, final_difference, final_mean, final_ratio, mean_curve
 from experiments.config.run import Run, RunSettings
 from experiments.figures._runs import TRAINED, list_settings, scaled_settings
 
@@ -67,7 +67,7 @@ class NamedTrainings:
 
     def final_loss(self, frames: Frames, name: Any) -> Estimate | None:
         """Return the loss at the end, over seeds."""
-        return final_value(frames, self.keys(frames, name), COLUMN)
+        return final_mean(frames, self.keys(frames, name), COLUMN)
 
     def loss_above(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
         """Return a training's loss at the end less that of another, paired by seed."""

@@ -18,7 +18,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, find_keys, value_of_run
-from analysis.stats import Estimate, estimate_mean, final_value
+from analysis.stats import Estimate, estimate_mean, final_mean
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import eghlidi2020_eghlidi_table1_published as published
@@ -85,7 +85,7 @@ def cell_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
 
 def cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
     """Return the accuracy at the end of one cell, over seeds."""
-    return final_value(frames, cell_keys(frames, scheme, scope, size), COLUMN)
+    return final_mean(frames, cell_keys(frames, scheme, scope, size), COLUMN)
 
 
 # --- over the table: differences of each seed's trainings, so that the interval is over seeds
@@ -157,7 +157,7 @@ def _ends(frames: Frames, scheme: str, scope: str, size: int) -> pd.Series[float
     """Return the accuracy at the end of each training of a cell, by seed."""
     ends = {}
     for key in cell_keys(frames, scheme, scope, size):
-        if end := final_value(frames, [key], COLUMN):
+        if end := final_mean(frames, [key], COLUMN):
             ends[value_of_run(frames, key, "seed")] = end.value
     by_seed: pd.Series[float] = pd.Series(ends, dtype=float)
     return by_seed

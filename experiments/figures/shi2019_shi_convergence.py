@@ -9,7 +9,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.records.frames import Frames, find_keys
-from analysis.stats import Estimate, final_difference, final_value, mean_curve
+from analysis.stats import Estimate, final_difference, final_mean, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -74,8 +74,8 @@ def table(frames: Frames) -> Table:
         {
             "task": TASKS.get(task, task),
             "method": style.method_style(method).label,
-            "validation top-1": final_value(frames, keys, "val_top1"),
-            "validation loss": final_value(frames, keys, "val_loss"),
+            "validation top-1": final_mean(frames, keys, "val_top1"),
+            "validation loss": final_mean(frames, keys, "val_loss"),
         }
         for task in trained_tasks(frames)
         for method in METHODS

@@ -18,7 +18,7 @@ from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
-from analysis.stats import Estimate, final_value, mean_curve
+from analysis.stats import Estimate, final_mean, mean_curve
 from analysis.tables import Table
 from analysis.times.exchange_rounds import StepSeconds, step_seconds_by_launch
 from analysis.times.time_to_target import (
@@ -31,8 +31,8 @@ from analysis.times.time_to_target import (
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_loss as local_loss
-from experiments.figures._links import by_launch, mean_over_launches, mean_ratio
-from experiments.figures._runs import TIMED, list_settings, scale
+from experiments.figures._links import mean_launch_ratio, mean_over_launches, quantity_by_launch
+from experiments.figures._runs import TIMED, list_settings, profile_settings
 from experiments.figures.papers import claim, words
 from experiments.figures.survey_local_loss import TRAININGS, LocalMethod
 
@@ -52,9 +52,15 @@ NETNS = {"cluster.where": "netns"}  # on emulated nodes
 
 
 def runs(profile: str) -> list[Run]:
-    local = scale("local-loss", profile)
+    local = profile_settings("local-loss", profile)
     model = {name: local[name] for name in ("task", "workers", "task.batch_size") if name in local}
-    shared = {**TIMED, "profile": profile, **model, "link": LINK, **scale("internet-loss", profile)}
+    shared = {
+        **TIMED,
+        "profile": profile,
+        **model,
+        "link": LINK,
+        **profile_settings("internet-loss", profile),
+    }
     turns = {_case(method): _turn_settings(method) for method in _planned_methods(profile)}
     in_turns = Run({**shared, "timing.mode": "production"}, turns)
     real_time: RunSettings = {
@@ -114,11 +120,11 @@ def mean_step_s(frames: Frames, method: LocalMethod) -> Estimate | None:
 def step_ratio(frames: Frames, slow: LocalMethod, fast: LocalMethod) -> Estimate | None:
     """Return the mean step of the slow method over that of the fast one, paired by launch."""
     slow_s, fast_s = (_step_s_by_launch(frames, method) for method in (slow, fast))
-    return mean_ratio(slow_s, fast_s)
+    return mean_launch_ratio(slow_s, fast_s)
 
 
 def _step_s_by_launch(frames: Frames, method: LocalMethod) -> pd.Series[float]:
-    return by_launch(step_times(frames, method), lambda step: step.mean_step_s(method.every))
+    return quantity_by_launch(step_times(frames, method), lambda step: step.mean_step_s(method.every))
 
 
 def compared_methods(frames: Frames) -> list[LocalMethod]:
@@ -129,7 +135,7 @@ def compared_methods(frames: Frames) -> list[LocalMethod]:
 def target_loss(frames: Frames, share: float = SHARE) -> float | None:
     """Return the loss that lies so many percent above what dense ends at, the mean over its seeds."""
     keys = trained_keys(frames, DENSE)
-    end = final_value(frames, keys, COLUMN) if keys else None
+    end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * (1 + share / 100) if end else None
 
 
@@ -302,10 +308,11 @@ def _step_row(frames: Frames, method: LocalMethod) -> dict[str, object]:
     times = step_times(frames, method)
     step = mean_step_s(frames, method)
     assert step is not None, "it was timed"
-    local_ms = by_launch(times, lambda step: 1e3 * step.local_s)
+    local_ms = quantity_by_launch(times, lambda step: 1e3 * step.local_s)
+    exchanging_ms = quantity_by_launch(times, lambda step: 1e3 * step.exchanging_s)
     return {
         "method": _label(method), "local step": mean_over_launches(local_ms) if local_ms.all() else None,
-        "exchanging step": mean_over_launches(by_launch(times, lambda step: 1e3 * step.exchanging_s)),
+        "exchanging step": mean_over_launches(exchanging_ms),
         "mean step": step.scale_by(1e3), "computing": 100 * min(1.0, mean_local_step_s(frames) / step.value),
         "launches": len(times),
     }  # fmt: skip

@@ -18,12 +18,12 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames
-from analysis.stats import Estimate, final_difference, final_value
+from analysis.stats import Estimate, final_difference, final_mean
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings, scale
+from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings, profile_settings
 from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
@@ -100,7 +100,9 @@ def _profile_variants(profile: str) -> list[TriedMethod]:
 
 def _trainings(variant: TriedMethod, profile: str, seeds: Sequence[int], rates: Sequence[float]) -> list[Run]:
     if profile == "smoke":
-        shared = yoon2022.recipe_run(profile, scale("convergence", profile)) | {"train.held_out": 100}
+        shared = yoon2022.recipe_run(profile, profile_settings("convergence", profile)) | {
+            "train.held_out": 100
+        }
         return [shared | variant.run_settings | {"seed": seed} for seed in seeds]
     more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
     shared = yoon2022.recipe_run(profile, TRAINING) | more | variant.run_settings
@@ -135,7 +137,7 @@ def choose_trainings(frames: Frames) -> dict[str, ChosenTrainings]:
         if held_out_top1.notna().any():
             rate = float(held_out_top1.idxmax())
             keys = runs.loc[runs["task.lr"].eq(rate), "key"].to_list()
-            top1 = final_value(frames, keys, _test_column(frames))
+            top1 = final_mean(frames, keys, _test_column(frames))
             assert top1 is not None, "what was chosen was validated"
             others = tried.drop(rate).map(ends[_test_column(frames)]).dropna().to_dict()
             last = ends.loc[keys].mean(numeric_only=True)

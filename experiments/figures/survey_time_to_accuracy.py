@@ -15,7 +15,7 @@ from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames
-from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value, mean_curve
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, mean_curve
 from analysis.tables import Table
 from analysis.times.time_to_target import (
     CrossingBySeed,
@@ -72,7 +72,7 @@ def keys_by_method(frames: Frames) -> dict[str, list[str]]:
 def target_percent(frames: Frames, share: float = SHARE) -> float | None:
     """Return the top-1 that is so many percent of what dense ends at."""
     keys = yoon2022.method_keys(frames, DENSE)
-    end = final_value(frames, keys, COLUMN) if keys else None
+    end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * share / 100 if end else None
 
 
@@ -122,7 +122,7 @@ def table(frames: Frames) -> list[Table]:
     for name, keys in keys_by_method(frames).items():
         wall_s = _last_value(frames, keys, "wall_s")
         end_rows.append({
-            "method": LOOKS[name].label, "at the end": final_value(frames, keys, COLUMN),
+            "method": LOOKS[name].label, "at the end": final_mean(frames, keys, COLUMN),
             "step": wall_s.scale_by(1e3 / _last_value(frames, keys, "step").value),
             "in all": wall_s.scale_by(1 / 60), "seeds": len(keys),
         })  # fmt: skip

@@ -6,7 +6,7 @@ from functools import partial
 
 from analysis.claims import Claim
 from analysis.records.frames import Frames
-from analysis.stats import Estimate, final_value
+from analysis.stats import Estimate, final_mean
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures._runs import MORE_SEEDS
@@ -34,5 +34,5 @@ def claims() -> list[Claim]:
 
 def final_above_level(frames: Frames, name: str, level: float) -> Estimate | None:
     """Return the points by which a method's trainings end above so many percent of top-1."""
-    end = final_value(frames, slim.training_keys(frames, name), slim.COLUMN)
+    end = final_mean(frames, slim.training_keys(frames, name), slim.COLUMN)
     return end and yoon2022.subtract(end, level)

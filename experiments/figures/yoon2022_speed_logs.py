@@ -75,7 +75,7 @@ def _links_panel(axes: plots.Axes) -> None:
     for method in LINKED:
         look = style.method_style(method)
         change = rederived.link_change(method)
-        values = ((look, change.iteration), (COMPUTING, change.computing))
+        values = ((look, change.iteration_ms), (COMPUTING, change.computing_ms))
         groups[look.label] = [(bar_look, ORIGINS[0], Estimate(ms)) for bar_look, ms in values]
     title = "PCIe node less NVLink node"
     ylabel = "Change per iteration (ms)"
@@ -117,7 +117,7 @@ def table(frames: Frames) -> list[Table]:
     lines = [
         {
             "job": yoon2022.job_label(*name),
-            "without validation": stall_line(job).without,
+            "without validation": stall_line(job).intercept_ms,
             "per ms of stall": stall_line(job).slope,
             "correlation of neighbours": stall_line(job).correlation,
             "windows without validation": ", ".join(map(format_number, validation_free_windows_ms(job))),
@@ -127,9 +127,9 @@ def table(frames: Frames) -> list[Table]:
     links = [
         {
             "method": style.method_style(method).label,
-            "iteration, relative": 100 * (change.slower - 1),
-            "iteration": change.iteration,
-            "FP + BP + compression": change.computing,
+            "iteration, relative": 100 * (change.iteration_factor - 1),
+            "iteration": change.iteration_ms,
+            "FP + BP + compression": change.computing_ms,
         }
         for method in LINKED
         for change in [rederived.link_change(method)]
@@ -153,8 +153,9 @@ def facts(frames: Frames) -> dict[str, object]:
         change = rederived.link_change(method)
         job = JOB_BY_GPU_AND_METHOD["A100", method]
         numbers |= {
-            f"{method}_slower": 100 * (change.slower - 1), f"{method}_iteration": change.iteration,
-            f"{method}_computing": change.computing, f"{method}_line": validation_free_step_ms(job).value,
+            f"{method}_slower": 100 * (change.iteration_factor - 1),
+            f"{method}_iteration": change.iteration_ms,
+            f"{method}_computing": change.computing_ms, f"{method}_line": validation_free_step_ms(job).value,
         }  # fmt: skip
         shown = sorted(validation_free_windows_ms(job))[::2]
         windows[f"{method}_free"] = " to ".join(map(format_number, shown))
@@ -198,9 +199,9 @@ def _published(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
 
 
 def _longer_on_pcie(_: Frames, method: str) -> Estimate:
-    return Estimate(100 * (rederived.link_change(method).slower - 1))
+    return Estimate(100 * (rederived.link_change(method).iteration_factor - 1))
 
 
 def _change_beside_computing(_: Frames, method: str) -> Estimate:
     change = rederived.link_change(method)
-    return Estimate(change.iteration - change.computing)
+    return Estimate(change.iteration_ms - change.computing_ms)

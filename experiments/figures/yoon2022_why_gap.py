@@ -15,11 +15,11 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, note_read_keys, to_dicts
-from analysis.stats import Estimate, estimate_mean, final_difference, final_value, mean_curve
+from analysis.stats import Estimate, estimate_mean, final_difference, final_mean, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
+from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, variant_settings
 from experiments.figures.papers import claim
 
 TITLE = "Why Top-k lags behind dense at a small scale"
@@ -29,7 +29,7 @@ RATES = (0.03, 0.1, 0.3)
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 HORIZONS = (1, 2, 4)
 EPOCH_STEPS = 24  # at horizon 1: half of the paper's 49, so that 2 is about the length of their training
-MOMENTA = variants("why-gap")
+MOMENTA = variant_settings("why-gap")
 AFTER, BEFORE, UNMASKED = MOMENTA
 
 
@@ -83,7 +83,7 @@ SMOKE = [DENSE, TOPK, TOPK._replace(density=0.1)]
 
 
 def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
-    shared = yoon2022.recipe_run(profile, scale("why-gap", profile))
+    shared = yoon2022.recipe_run(profile, profile_settings("why-gap", profile))
     steps, chosen = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, VARIANTS)
     return [
         shared | variant.settings(steps) | {"seed": seed} for seed in seeds[profile] for variant in chosen
@@ -113,10 +113,10 @@ def _ends_panel(frames: Frames, keys_by_variant: KeysByVariant, name: str, point
         means = {}
         for place, variant in enumerate(line_variants):
             keys = keys_by_variant.get(variant, [])
-            ends = [final_value(frames, [key], COLUMN) for key in keys]
+            ends = [final_mean(frames, [key], COLUMN) for key in keys]
             single = [end.value for end in ends if end]
             dots.append(plots.Curve(look, [place] * len(single), single, SMALL | {"label": None}))
-            if mean := final_value(frames, keys, COLUMN):
+            if mean := final_mean(frames, keys, COLUMN):
                 means[place] = mean
         lines.append(plots.Curve(look, list(means), list(means.values())))
     texts = [format_number(point) if isinstance(point, float) else str(point) for point in points]
@@ -153,7 +153,7 @@ def _fit_panel(frames: Frames, keys_by_variant: KeysByVariant) -> plots.Panel:
     """
     dots = []
     for variant, keys in keys_by_variant.items():
-        loss, top1 = (final_value(frames, keys, column) for column in ("train_loss", COLUMN))
+        loss, top1 = (final_mean(frames, keys, column) for column in ("train_loss", COLUMN))
         if loss and top1:
             dots.append(plots.Curve(style.method_style(variant.method), loss.value, top1.value, SMALL))
     return plots.dots_panel(dots, grid="both", xlabel="Training loss at the end")
@@ -166,11 +166,11 @@ def table(frames: Frames) -> Table:
         dense = DENSE._replace(rate=variant.rate, horizon=variant.horizon)
         rows.append({
             "variant": variant.label,
-            "held-out top-1": final_value(frames, keys, "val_top1"),
-            "test top-1": final_value(frames, keys, COLUMN),
+            "held-out top-1": final_mean(frames, keys, "val_top1"),
+            "test top-1": final_mean(frames, keys, COLUMN),
             "below dense": None if variant.method == "dense" else top1_gap(frames, dense, variant),
-            "training loss": final_value(frames, keys, "train_loss"),
-            "energy captured at the end": final_value(frames, keys, "captured_energy"),
+            "training loss": final_mean(frames, keys, "train_loss"),
+            "energy captured at the end": final_mean(frames, keys, "captured_energy"),
             "n": len(keys),
         })  # fmt: skip
     units = {"held-out top-1": "%", "test top-1": "%", "below dense": "points"}
@@ -181,7 +181,7 @@ def facts(frames: Frames) -> dict[str, object]:
     """Return how long, on how many images and with how many seeds was trained."""
     return {
         "epoch_steps": EPOCH_STEPS,
-        "held_out": format_number(scale("why-gap", "paper")["train.held_out"]),
+        "held_out": format_number(profile_settings("why-gap", "paper")["train.held_out"]),
         "seeds": min(len(keys) for keys in trained_variants(frames).values()),
         "steps": captions.join_values(frames, "steps_total"),
     }

@@ -14,7 +14,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, find_keys, value_of_run
-from analysis.stats import POSITIVE, Estimate, estimate_mean, final_ratio, final_value
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, final_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -76,7 +76,7 @@ def mean_loss(frames: Frames, method: str, *cell: int) -> Estimate | None:
 
     Infinite losses, of trainings that diverged, make no mean.
     """
-    return final_value(frames, training_keys(frames, method, *cell), COLUMN, geometric=True)
+    return final_mean(frames, training_keys(frames, method, *cell), COLUMN, geometric=True)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -155,7 +155,7 @@ def losses_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
     """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
     losses = {}
     for key in training_keys(frames, method, *cell):
-        if end := final_value(frames, [key], COLUMN):
+        if end := final_mean(frames, [key], COLUMN):
             losses[int(value_of_run(frames, key, "seed"))] = end.value
     return pd.Series(losses, dtype=float).fillna(math.inf)
 

@@ -11,7 +11,7 @@ import pytest
 from analysis.comparison import Comparison
 from analysis.records.frames import Frames, query_runs
 from analysis.records.store import Store
-from analysis.stats import MixedRunsError, final_difference, final_value, step_time_ratio
+from analysis.stats import MixedRunsError, final_difference, final_mean, step_time_ratio
 from tests.analysis import synthetic
 from tests.conftest import there
 
@@ -44,7 +44,7 @@ def test_a_point_is_the_mean_over_seeds_and_shares_are_subtracted_seed_by_seed(f
     for point, density in zip(of_topk, DENSITIES, strict=True):
         assert (point.by, point.x) == ("topk", density)
         keys = list(query_runs(frames, f"method.density == {density}").runs["key"])
-        assert point.value == pytest.approx(final_value(frames, keys, "val_top1"))
+        assert point.value == pytest.approx(final_mean(frames, keys, "val_top1"))
         assert point.against == pytest.approx(final_difference(frames, keys, base, "val_top1"))
 
 

@@ -166,7 +166,7 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
     diverged = frames._replace(runs=runs, epochs=epochs)
     for column in ("val_loss", "val_top1"):
-        end = there(stats.final_value(diverged, keys, column))
+        end = there(stats.final_mean(diverged, keys, column))
         assert np.isnan(end.value)
         assert not end.is_decisive
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
@@ -225,12 +225,12 @@ def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frame
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
     epochs = frames.epochs[frames.epochs["key"].isin(topk)]
     last = epochs[epochs["epoch"] == 10]["val_top1"]
-    assert there(stats.final_value(frames, topk, "val_top1")).value == pytest.approx(last.mean())
+    assert there(stats.final_mean(frames, topk, "val_top1")).value == pytest.approx(last.mean())
     # Synthetic seeds share their noise, so pairing by seed leaves none of it.
     gap = there(stats.final_difference(frames, list(reversed(dense)), topk, "val_top1"))
     assert (gap.value, *interval(gap)) == pytest.approx((12.0, 12.0, 12.0), abs=1e-9)
     never_validated = frames._replace(epochs=frames.epochs.assign(val_top1=np.nan))
-    assert stats.final_value(never_validated, topk, "val_top1") is None
+    assert stats.final_mean(never_validated, topk, "val_top1") is None
 
 
 def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:
@@ -240,7 +240,7 @@ def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_s
         {"dense": 3.0, "topk": 1.0}
     )
     diverged = frames._replace(epochs=frames.epochs.assign(train_loss=losses))
-    mean = there(stats.final_value(diverged, topk, "train_loss", geometric=True))
+    mean = there(stats.final_mean(diverged, topk, "train_loss", geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
     ratio = there(stats.final_ratio(diverged, list(reversed(dense)), topk, "train_loss"))
     assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))

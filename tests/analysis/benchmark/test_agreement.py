@@ -29,7 +29,13 @@ def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
 def test_a_measurement_agrees_with_itself_and_a_missed_target_is_last_in_both_orders() -> None:
     own = [cell("a", minutes=Estimate(1.0, 0.9, 1.1)), cell("b", minutes=Estimate(2.0, 1.8, 2.2))]
     (found,) = compare_measurements(own, own)
-    assert (found.cells, found.tau, found.contained, found.steps_contained, found.same_word) == (2, *[1] * 4)
+    assert (
+        found.cells,
+        found.tau,
+        found.speedup_containment,
+        found.step_containment,
+        found.same_word_share,
+    ) == (2, *[1] * 4)
     (found,) = compare_measurements([*own, MISSED], [*own, cell("c", minutes=Estimate(9.0))])
     assert found.tau == 1
 
@@ -40,9 +46,9 @@ def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> N
     second = [cell("a", step_ratio=Estimate(3.0, 2.9, 3.1), word="slower"), cell("c"), untimed]
     (found,) = compare_measurements(first, second)
     assert found.cells == 1
-    assert found.steps_contained == 0, "neither interval has the other's estimate"
-    assert found.contained == 1, "that of the times as soon, which has seeds in it, has it"
-    assert found.same_word == 0
+    assert found.step_containment == 0, "neither interval has the other's estimate"
+    assert found.speedup_containment == 1, "that of the times as soon, which has seeds in it, has it"
+    assert found.same_word_share == 0
 
 
 def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered_by_its_steps() -> None:
@@ -52,9 +58,9 @@ def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered
         return [cell("a", minutes=a), cell("b", minutes=b)]
 
     (found,) = compare_measurements([*measured(quick, slow), MISSED], [*measured(slow, quick), MISSED])
-    assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
+    assert (found.cells, found.cells_at_target, found.reached_tau) == (3, 2, -1)
     assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
-    assert (found.contained, found.same_word) == (1, 1)
+    assert (found.speedup_containment, found.same_word_share) == (1, 1)
 
 
 def test_even_a_perfect_repetition_does_not_always_contain_the_other() -> None:

@@ -51,10 +51,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         top1 = {"val_top1": float(seed)}
         runs.append(RunPage(f"{seed:012x}", f"topk-{seed}", THIS_MACHINE, "ok", config, outcomes=top1))
     site = pages.ReportSite(root / "site")
-    site.clear()
+    site.clear_stale_files()
     for each in runs:
         site.write_data(f"run/{each.id}", each.details())
-    judged = [JudgedClaim.from_verdict(verdict(f"claim-{name} points {HOSTILE}", word)) for name, word in WORDS.items()]
+    judged = [
+        JudgedClaim.from_verdict(verdict(f"claim-{name} points {HOSTILE}", word))
+        for name, word in WORDS.items()
+    ]
     figure = replace(item(HOSTILE, root), judged=tuple(judged), runs=(FAILED[1:],), damage="")
     pages.write_pages(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder

@@ -51,7 +51,7 @@ def written(text: str, folder: Path) -> dict[str, str]:
     """Return the pages and data of a report in which every text is this one."""
     folder.mkdir(parents=True, exist_ok=True)
     site = pages.ReportSite(folder / "report")
-    site.clear()
+    site.clear_stale_files()
     row, one = run(text), item(text, folder)
     site.write_data(f"run/{row.id}", row.details())
     finding = Finding(text, one, (SupportingClaim(text, one.judged[0], one),))
@@ -101,7 +101,7 @@ def test_what_was_kept_is_given_again_or_where_it_is_no_such_thing_made_again(tm
     one = item("text", tmp_path)
     pages.ReportSite(tmp_path).store_kept("fig9", "before", [msgspec.to_builtins(one)])
     site = pages.ReportSite(tmp_path)  # the first was stopped before its pages
-    site.clear()
+    site.clear_stale_files()
     assert site.load_kept("fig9", "before", list[ItemPage]) == [one]
     assert site.load_kept("fig9", "after", list[ItemPage]) is None
     path = tmp_path / "kept" / "fig9.json"
