@@ -8,11 +8,42 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 
 from analysis.records import schema
-from analysis.records.frames import Frames, map_provenance
+from analysis.records.frames import Frames, largest_tensor_by_run, map_provenance, select_runs
 
 PUBLIC_FACTS: dict[str, Any] = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
+
+
+def drop_undrawn_rows(frames: Frames) -> Frames:
+    """Return the frames without the rows of steps, spans and looks that are too many to ship.
+
+    Of trainings that are there for their curve, epochs suffice: 60 trainings of 3,519 steps on 8 ranks would
+    be 50 MB, and looks that no figure draws as much. All rows stay in the checkout that ran the trainings.
+    """
+    runs = frames.runs
+    if not len(runs):
+        return frames
+    is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
+    timed = select_runs(frames, runs["key"][~is_curve])
+    return frames._replace(steps=timed.steps, spans=timed.spans, looks=select_drawn_looks(frames.looks))
+
+
+def select_drawn_looks(looks: pd.DataFrame) -> pd.DataFrame:
+    """Return the looks of each run at the whole model and at its largest tensor.
+
+    Of other tensors, sizes and the last histograms are returned.
+    """
+    if not len(looks):
+        return looks
+    largest = looks["key"].map(largest_tensor_by_run(looks))
+    tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
+    is_last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
+    is_kept = tensor.eq(schema.ALL) | tensor.eq(largest) | looks["what"].eq("size")
+    drawn: pd.DataFrame = looks[is_kept | (looks["what"].eq("histogram") & is_last)]
+    drawn = drawn.reset_index(drop=True)
+    return drawn
 
 
 def strip_private_facts(frames: Frames) -> Frames:

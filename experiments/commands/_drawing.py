@@ -127,7 +127,7 @@ def render_figure(
         write_atomic(folder / f"{name}.bib", figure.bibtex)
     judged = figure.judge(frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {records.source}.", *records.notes))
-    page = figure.page(frames, profile, judged, number_tables)
+    page = figure.markdown_page(frames, profile, judged, number_tables)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
     verdict_table = verdicts.verdicts_table((figure.name, verdict) for verdict in judged)
     return RenderedFigure(figure.name, folder / f"{name}.png", verdict_table, number_tables, records.source)

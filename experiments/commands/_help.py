@@ -41,7 +41,7 @@ def explain_words(command: str, words: Sequence[str]) -> str:
     if WordKind.ITEM in kinds:
         parts.append(f"items:\n{format_two_columns(_read_item_titles(), ITEM_COLUMNS)}")
     if WordKind.BENCH in kinds and not any(word in BENCHMARKS.names() for word in words):
-        summaries = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.readable_names()}
+        summaries = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.loadable_names()}
         parts.append(f"benchmarks:\n{format_two_columns(summaries)}")
     if WordKind.SETTING in kinds:
         for group in choices.GROUPS:

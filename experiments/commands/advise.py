@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import sparsify
@@ -9,22 +10,15 @@ from analysis import tables
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.files import write_atomic
-from experiments.commands import _step_time_prediction
 from experiments.commands._arguments import SettingWords, split_own_words
-from experiments.commands._messages import say
-from experiments.commands._step_time_prediction import (
-    LISTED,
-    MODELS,
-    SEARCH_AS,
-    Known,
-    Prediction,
-    Question,
-    Range,
-)
+from experiments.commands._messages import iterate_with_progress, say
 from experiments.commands._terminal import print_table
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import LinkSettings
+from experiments.prediction import step_times
+from experiments.prediction.known_times import ELEMENTS_BY_MODEL, RANKED_METHODS, SEARCHES_LIKE, KnownTimes
+from experiments.prediction.step_times import Prediction, Scenario, UncertainTime, rank_methods
 from sparsify.comm.direct import DIRECT_ALGORITHM
 from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
@@ -43,7 +37,7 @@ from sparsify.ranges import (
 from sparsify.replay import check_replayable
 
 GROUP = "results"
-SELECT = "select_s."
+SELECT_PREFIX = "select_s."
 NUMBER = r"\d*\.?\d+(e-?\d+)?"
 Seconds = (
     PositiveFloat
@@ -56,40 +50,49 @@ Counts = Annotated[
         pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30"
     ),
 ]
-FAR = (1, 5, 15, 30)  # H, where the link has distance and nothing else is asked
+EVERY_OVER_DISTANCE = (1, 5, 15, 30)  # H, by default over a link with distance
 Elements = Annotated[
     int, Constraint(ge=1, le=LARGEST_FLOAT, description="a whole number, or the name of a published model")
 ]
-OWN: dict[str, Any] = {  # words that no run has
-    "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction,
-    "overlap": NonNegativeFraction, "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)],
-    "methods": Names, "every": PositiveInt | Counts, SELECT: Seconds,
-}  # fmt: skip
-DENSITY = 0.001
+TYPE_BY_OWN_WORD: dict[str, Any] = {  # words that are no settings of a run
+    "compute_s": Seconds,
+    "parameters": Elements | str,
+    "density": PositiveFraction,
+    "overlap": NonNegativeFraction,
+    "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)],
+    "methods": Names,
+    "every": PositiveInt | Counts,
+    SELECT_PREFIX: Seconds,
+}
+DEFAULT_DENSITY = 0.001
 
 
 def advise(words: SettingWords, *, save: str | None = None) -> int:
-    """Which method would be the fastest on a cluster, predicted: advise cluster=mine task=vgg16_cifar10
+    """Predict which method is the fastest on a cluster: `advise cluster=mine task=vgg16_cifar10`.
 
-    A step's time is that of computing, selecting and communicating. Computing and selecting are taken from
-    stored records of like runs, where there are any; communicating is simulated on the cluster's link by the
-    alpha-beta model. What is not known is asked for.
+    The time of a step is that of computing, selecting and communicating. Computing and selecting times come
+    from stored records of like runs, where there are any. Communicating is simulated on the cluster's link by
+    the alpha-beta model. The command asks for numbers that are not known.
 
     Args:
-        words: settings of a run: cluster=, task=, workers=, link=, inside= and so on. Besides: compute_s=,
-            seconds of a step but for selecting and communicating; select_s.METHOD=, seconds that a method
-            selects; both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a
-            published one; density=, k/n; overlap=, what two workers' selections have in common, and skew=;
-            methods=, which, with commas (topk-fused: with the fused kernel); every=, H, or several with
-            commas: each method averages what H local steps have moved, and is compared with dense in every
-            step. Over a link with distance (alpha_s of 1 ms and more) it is 1,5,15,30.
+        words: settings of a run: cluster=, task=, workers=, link=, inside= and so on. Other words are:
+            compute_s=, the seconds of a step without selecting and communicating; select_s.METHOD=, the
+            seconds that a method selects (both may be a range, as 0.1..0.2); parameters=, the elements of the
+            model, or the name of a published one; density=, k/n; overlap=, the share of a selection that two
+            workers have in common, and skew=; methods=, the methods, with commas (topk-fused: with the fused
+            kernel); every=, H, or several with commas: each method averages the drift of H local steps, and
+            is compared with dense in every step. Over a link with distance (alpha_s of 1 ms and more) every=
+            is 1,5,15,30.
         save: the name of the files that are written.
     """
-    config, given = _split(words)
-    question, left_out = _question(given, known := Known(config, ResultFolders()))
-    model = given.get("parameters")
-    model = model if model in MODELS else str(config["task"]["name"])
-    table = _table(_step_time_prediction.ranked(question), question, known, model, left_out)
+    config, values = _parse_words(words)
+    known = KnownTimes(config, ResultFolders())
+    scenario, unranked = make_scenario(values, known)
+    model = values.get("parameters")
+    if model not in ELEMENTS_BY_MODEL:
+        model = str(config["task"]["name"])
+    predictions = rank_methods(scenario, partial(iterate_with_progress, noun="methods"))
+    table = make_table(predictions, scenario, known, model, unranked)
     print_table(table)
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
@@ -100,30 +103,35 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     return 0
 
 
-def _split(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings as a run's config, and the values of the words that are this command's own."""
-    given, rest = split_own_words(words, {**OWN, "inside": str})
-    inside = given.pop("inside", None)
+def _parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config of the words that are settings, and the values of this command's own words."""
+    values, settings = split_own_words(words, {**TYPE_BY_OWN_WORD, "inside": str})
+    inside = values.pop("inside", None)
     try:
-        config = compose.resolve(rest).as_dict()
+        config = compose.resolve(settings).as_dict()
     except ValueError as error:
-        own = ", ".join(key for key in OWN if key != SELECT)
-        more = f"; advise also takes {own} and {SELECT}METHOD" if "no key" in str(error) else ""
+        own = ", ".join(key for key in TYPE_BY_OWN_WORD if key != SELECT_PREFIX)
+        more = f"; advise also takes {own} and {SELECT_PREFIX}METHOD" if "no key" in str(error) else ""
         raise ValueError(f"{error}{more}") from error
     if inside:  # a run has it on virtual ranks only: real nodes have their own
         virtual = compose.resolve({"cluster": "virtual", "inside": inside}).as_dict()
         config["cluster"]["inside"] = virtual["cluster"]["inside"]
-    if config["cluster"]["where"] == "slurm" and not any(word.startswith("workers=") for word in rest):
+    if config["cluster"]["where"] == "slurm" and not any(word.startswith("workers=") for word in settings):
         config["workers"] = config["cluster"]["workers_per_node"]
-    return config, given
+    return config, values
 
 
-def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[str]]:
-    """The question to be answered, and the methods that can't be ranked."""
-    network, config = _network(known.config), known.config
+def make_scenario(values: Mapping[str, Any], known: KnownTimes) -> tuple[Scenario, list[str]]:
+    """Return the scenario to predict, and the methods that can't be ranked.
+
+    Raises:
+        ValueError: a time or a size is neither given nor known.
+    """
+    config = known.config
+    network = _make_network(config)
     task = config["task"]
-    compute_s = _range("compute_s", given) or known.compute_s()
-    if compute_s is None:
+    compute_time = _parse_time("compute_s", values) or known.find_compute_time()
+    if compute_time is None:
         place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
         batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
         raise ValueError(
@@ -133,31 +141,38 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
             f"experiments run cluster={place} task={task['name']}{batch} method=dense workers=2 "
             "timing.mode=serialised train.steps=30 train.validate=never`"
         )
-    wanted = given["methods"].split(",") if "methods" in given else []
+    wanted = values["methods"].split(",") if "methods" in values else []
     for name in wanted:
         _check_method(name)
-    select_s = _select_s(given, known, elements := _elements(given, known))
-    if lacking := [name for name in wanted if name not in select_s and name != "dense"]:
+    elements = _find_elements(values, known)
+    select_times = _find_select_times(values, known, elements)
+    unknown = [name for name in wanted if name not in select_times and name != "dense"]
+    if unknown:
         raise ValueError(
-            f"how long {lacking[0]} takes to select on {known.machine} is not known, for no such run is "
-            f"stored: give {SELECT}{lacking[0]}=SECONDS"
+            f"how long {unknown[0]} takes to select on {known.machine} is not known, for no such run is "
+            f"stored: give {SELECT_PREFIX}{unknown[0]}=SECONDS"
         )
-    question = Question(
+    every = values.get("every", EVERY_OVER_DISTANCE if network.inter_node.propagation_s else 1)
+    if isinstance(every, str):
+        every = [int(number) for number in every.split(",")]
+    scenario = Scenario(
         elements,
         config["workers"],
-        given.get("density", DENSITY),
+        values.get("density", DEFAULT_DENSITY),
         network,
-        compute_s,
-        {name: each for name, each in select_s.items() if name in (wanted or select_s)},
-        (given["overlap"],) * 3 if "overlap" in given else _step_time_prediction.OVERLAP,
-        given.get("skew", _step_time_prediction.SKEW),
-        _every(given, network),
+        compute_time,
+        {name: time for name, time in select_times.items() if name in (wanted or select_times)},
+        (values["overlap"],) * 3 if "overlap" in values else step_times.DEFAULT_OVERLAP,
+        values.get("skew", step_times.DEFAULT_SKEW),
+        tuple(dict.fromkeys([every] if isinstance(every, int) else every)),
     )
-    return question, [name for name in LISTED if name not in select_s]
+    return scenario, [name for name in RANKED_METHODS if name not in select_times]
 
 
 def _check_method(name: str) -> None:
-    METHODS.check_name(method := name.partition("-")[0])
+    """Refuse a method that does not exist, that has local steps, or whose exchange can't be replayed."""
+    method = name.partition("-")[0]
+    METHODS.check_name(method)
     if method not in per_step_names():
         raise ValueError(
             f"methods={name}: local steps are asked for by every=H, which any method here takes; "
@@ -166,129 +181,140 @@ def _check_method(name: str) -> None:
     check_replayable(sparsify.build(method))
 
 
-def _network(config: Mapping[str, Any]) -> Network:
-    cluster, link = config["cluster"], config["cluster"]["link"]
+def _make_network(config: Mapping[str, Any]) -> Network:
+    """Return the network that joins the workers of a cluster."""
+    cluster = config["cluster"]
+    link = cluster["link"]
     if None in (link["alpha_s"], link["beta_s_per_byte"]):
         raise ValueError(
             f"cluster={cluster['name']}: link={link['name']} has no alpha and beta, so what communication "
             "takes can't be predicted; choose another link=, as ethernet_10g or nvlink3"
         )
-    between, inside = LinkSettings.from_dict(link).to_link("link"), cluster.get("inside")
+    between = LinkSettings.from_dict(link).to_link("link")
+    inside = cluster.get("inside")
     fast = LinkSettings.from_dict(inside).to_link("inside") if inside else None
     algorithm = DIRECT_ALGORITHM if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 
 
-def _every(given: Mapping[str, Any], network: Network) -> tuple[int, ...]:
-    """H, each once."""
-    asked = given.get("every", FAR if network.inter_node.propagation_s else 1)
-    if isinstance(asked, str):
-        asked = [int(number) for number in asked.split(",")]
-    return tuple(dict.fromkeys([asked] if isinstance(asked, int) else asked))
-
-
-def _range(name: str, given: Mapping[str, Any]) -> Range | None:
-    """A number of seconds, or a range of two, where it was given."""
-    value = given.get(name)
+def _parse_time(name: str, values: Mapping[str, Any]) -> UncertainTime | None:
+    """Return a time that was given, or a range of two; None where it was not given."""
+    value = values.get(name)
     if not isinstance(value, str):
-        return None if value is None else Range.around(value, "given")
+        return None if value is None else UncertainTime.around(value, "given")
     low, high = map(float, value.split(".."))
     check_value(name, low, PositiveFloat)
     check_value(name, high, Annotated[float, Constraint(ge=low, le=LARGEST_FLOAT)])
-    return Range(low, (low * high) ** 0.5, high, "given")
+    return UncertainTime(low, (low * high) ** 0.5, high, "given")
 
 
-def _elements(given: Mapping[str, Any], known: Known) -> int:
-    if "parameters" in given:
-        value = MODELS.get(given["parameters"], given["parameters"])
-        if isinstance(value, str):
-            raise ValueError(describe_unknown("published model", value, [*MODELS]))
-        check_value("parameters", value, Elements)
-        return int(value)
-    found = known.elements()
-    if found is None:
+def _find_elements(values: Mapping[str, Any], known: KnownTimes) -> int:
+    """Return the number of elements of the model: as given, else as known."""
+    if "parameters" in values:
+        elements = ELEMENTS_BY_MODEL.get(values["parameters"], values["parameters"])
+        if isinstance(elements, str):
+            raise ValueError(describe_unknown("published model", elements, [*ELEMENTS_BY_MODEL]))
+        check_value("parameters", elements, Elements)
+        return int(elements)
+    known_elements = known.find_elements()
+    if known_elements is None:
         raise ValueError(
             f"how many parameters task={known.config['task']['name']} has is not known, for no dense run of "
-            f"it is stored: give parameters=NUMBER, or one of {', '.join(MODELS)}"
+            f"it is stored: give parameters=NUMBER, or one of {', '.join(ELEMENTS_BY_MODEL)}"
         )
-    return found
+    return known_elements
 
 
-def _select_s(given: Mapping[str, Any], known: Known, elements: int) -> dict[str, Range]:
-    """Seconds by method: as given, else as known, else as a method takes that searches alike."""
-    found = known.select_s(elements)
-    for key in given:
-        if key.startswith(SELECT) and (took := _range(key, given)):
-            _check_method(name := key.removeprefix(SELECT))
-            found[name] = took
-    for name, other in SEARCH_AS.items():
-        if name not in found and other in found:
-            source = f"as {style.method_style(other).label}'s, which searches alike"
-            found[name] = found[other]._replace(source=source)
-    return {name: found[name] for name in sorted(found)}
+def _find_select_times(
+    values: Mapping[str, Any], known: KnownTimes, elements: int
+) -> dict[str, UncertainTime]:
+    """Return selection times by method: as given, as known, or of a method that searches alike."""
+    times = known.find_select_times(elements)
+    for key in values:
+        if key.startswith(SELECT_PREFIX) and (time := _parse_time(key, values)):
+            name = key.removeprefix(SELECT_PREFIX)
+            _check_method(name)
+            times[name] = time
+    for name, other in SEARCHES_LIKE.items():
+        if name not in times and other in times:
+            source = f"as {_label(other)}'s, which searches alike"
+            times[name] = times[other]._replace(source=source)
+    return dict(sorted(times.items()))
 
 
-def _table(
-    found: Sequence[Prediction], question: Question, known: Known, model: str, left_out: Sequence[str]
+def _label(method: str) -> str:
+    return style.method_style(method).label
+
+
+def make_table(
+    predictions: Sequence[Prediction],
+    scenario: Scenario,
+    known: KnownTimes,
+    model: str,
+    unranked: Sequence[str],
 ) -> tables.Table:
-    rows = [
-        {
-            "method": style.method_style(one.method).label
-            + (f", every {one.every} steps" if one.every > 1 else ", every step" * question.is_local),
-            "step": one.step.scale_by(1e3),
-            "computing": 1e3 * one.compute_s,
-            "selecting": 1e3 * one.select_s,
-            "communicating": 1e3 * one.transfer_s,
-            "speed-up over dense": one.speedup,
-            "density": 1.0 if one.method == "dense" else question.density,
-            "matters most": one.matters,
-        }
-        for one in found
-    ]
+    """Return the predictions as a table with its title and note."""
+    rows = []
+    for prediction in predictions:
+        method = _label(prediction.method)
+        if scenario.has_local_steps:
+            method += f", every {prediction.every} steps" if prediction.every > 1 else ", every step"
+        rows.append(
+            {
+                "method": method,
+                "step": prediction.step.scale_by(1e3),
+                "computing": 1e3 * prediction.compute_s,
+                "selecting": 1e3 * prediction.select_s,
+                "communicating": 1e3 * prediction.transfer_s,
+                "speed-up over dense": prediction.speedup,
+                "density": 1.0 if prediction.method == "dense" else scenario.density,
+                "matters most": prediction.widest_input,
+            }
+        )
     units = dict.fromkeys(("step", "computing", "selecting", "communicating"), "ms")
     cluster = known.config["cluster"]
     inside = f", inside={cluster['inside']['name']}" if cluster.get("inside") else ""
     title = (
-        f"Predicted step times: {model}, {format_number(question.elements)} parameters, "
-        f"{question.workers} workers, "
+        f"Predicted step times: {model}, {format_number(scenario.elements)} parameters, "
+        f"{scenario.workers} workers, "
         f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
-    return tables.Table.from_rows(title, rows, units, _note(question, known, left_out))
+    return tables.Table.from_rows(title, rows, units, _make_note(scenario, known, unranked))
 
 
-def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
-    config = known.config
-    sources = {f"computing: {question.compute_s.source}": None}
-    for name, each in question.select_s.items():
-        sources[f"{style.method_style(name).label}: {each.source}"] = None
-    missing = (
-        f" Not ranked, for their selection was not measured on {known.machine}: "
-        f"{captions.join_words(style.method_style(name).label for name in left_out)} "
-        f"({SELECT}METHOD=SECONDS gives it)."
-        if left_out
-        else ""
-    )
-    least, _, most = question.overlap
-    nodes = math.ceil(question.workers / question.network.workers_per_node)
-    flat = (
-        f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= says what "
-        "these have."
-        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.intra_node is None
-        else ""
-    )
-    local = (
-        " Methods that average every so many steps select and communicate so rarely; what that does to the "
-        "model is not predicted, nor what the outer step takes."
-    ) * question.is_local
-    far = (
-        " Everybody sends to everybody at once (collectives=direct), which over this link takes fewer ways "
-        "than rings; a way is known within a tenth."
-    ) * bool(question.network.inter_node.propagation_s)
-    return (
+def _make_note(scenario: Scenario, known: KnownTimes, unranked: Sequence[str]) -> str:
+    """Return the sources of the numbers, and all that the predictions leave out."""
+    sources = [f"computing: {scenario.compute_time.source}"]
+    sources += [f"{_label(name)}: {time.source}" for name, time in scenario.select_times.items()]
+    least, _, most = scenario.overlap
+    parts = [
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
-        f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "
-        f"may be off by, latency by a factor of {_step_time_prediction.LATENCY:g}, bandwidth of {_step_time_prediction.BANDWIDTH:g}, a "
-        f"single measurement or a given number of {_step_time_prediction.GIVEN:g}, the others from the slowest to the "
-        f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
-        f"{flat}{missing}{local}{far}"
-    )
+        f"{'; '.join(dict.fromkeys(sources))}. Communicating: simulated by the alpha-beta model. Intervals: "
+        f"what the inputs may be off by, latency by a factor of {step_times.LATENCY_FACTOR:g}, bandwidth of "
+        f"{step_times.BANDWIDTH_FACTOR:g}, a single measurement or a given number of "
+        f"{step_times.GIVEN_FACTOR:g}, the others from the slowest to the quickest run; overlap of two "
+        f"workers' selections {least:g} to {most:g}."
+    ]
+    network = scenario.network
+    num_nodes = math.ceil(scenario.workers / network.workers_per_node)
+    if known.config["cluster"]["where"] == "slurm" and num_nodes > 1 and network.intra_node is None:
+        parts.append(
+            f"The link joins all workers alike, also those of one of the {num_nodes} nodes: inside= says "
+            "what these have."
+        )
+    if unranked:
+        parts.append(
+            f"Not ranked, for their selection was not measured on {known.machine}: "
+            f"{captions.join_words(map(_label, unranked))} ({SELECT_PREFIX}METHOD=SECONDS gives it)."
+        )
+    if scenario.has_local_steps:
+        parts.append(
+            "Methods that average every so many steps select and communicate so rarely; what that does to "
+            "the model is not predicted, nor what the outer step takes."
+        )
+    if network.inter_node.propagation_s:
+        parts.append(
+            "Everybody sends to everybody at once (collectives=direct), which over this link takes fewer "
+            "ways than rings; a way is known within a tenth."
+        )
+    return " ".join(parts)

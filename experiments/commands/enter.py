@@ -17,7 +17,6 @@ from analysis.pictures.numbers import format_brief, format_count, format_with_in
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._arguments import Entries
-from experiments.commands._durations import DurationModel, Machine
 from experiments.commands._messages import exit_on_failed_run, say
 from experiments.commands._run_table import load_runs
 from experiments.config import code_version, compose
@@ -44,6 +43,7 @@ from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import execute_runs
 from experiments.launch.local import emulation_request, usable_cores
+from experiments.prediction.run_durations import DurationModel, Machine
 from experiments.worker.cores import cpu_model
 from slurm.emulated import network
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,30 +26,30 @@ from experiments.config.folders import ResultFolders
 from experiments.worker.errors import explain_import_error
 
 GROUP = "results"
-KINDS: dict[str, type[StepLine | EpochLine]] = {
+LINE_TYPES: dict[str, type[StepLine | EpochLine]] = {  # by the first word of a curve's name
     "step": StepLine,
     "epoch": EpochLine,
-}  # of lines: the first word of a curve's name
+}
 
 
 def export(words: Filters, *, out: str | None = None, follow: bool = False) -> int:
-    """Curves of runs for TensorBoard, many at a time, with the settings of each: export sweep=thesis --follow
+    """Write curves and settings of runs for TensorBoard: `export sweep=thesis --follow`.
 
     Args:
-        words: which runs, as for `list`.
-        out: the folder of its event files; results/tensorboard by default.
+        words: filters of the runs, as for `list`.
+        out: the folder of the event files; results/tensorboard by default.
         follow: go on until Ctrl-C, and add what runs that are under way measure meanwhile.
     """
     folders = ResultFolders()
     folder = Path(out) if out else folders.results / "tensorboard"
-    board = Board(folder, folders)
-    shown = board.show(words)
-    if not shown:
+    exporter = TensorBoardExporter(folder, folders)
+    num_runs = exporter.update(words)
+    if not num_runs:
         raise ValueError("no run is meant by these words; `list` shows what there is")
-    say(f"`tensorboard --logdir {folder}` shows {shown} runs")
+    say(f"`tensorboard --logdir {folder}` shows {num_runs} runs")
     if follow:
-        repeat_until_interrupted(lambda: board.show(words))
-    board.close()
+        repeat_until_interrupted(lambda: exporter.update(words))
+    exporter.close()
     return 0
 
 
@@ -57,11 +58,11 @@ class CurvePoint(NamedTuple):
 
     step: int
     at_s: float  # since the run began
-    curves: dict[str, float]
+    value_by_curve: dict[str, float]
 
 
-class Board:
-    """A folder of event files, one run or variant each."""
+class TensorBoardExporter:
+    """A folder of event files for TensorBoard, one for each run or variant."""
 
     def __init__(self, folder: Path, folders: ResultFolders) -> None:
         try:
@@ -70,95 +71,110 @@ class Board:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ValueError((explain_import_error(error) or ("", str(error)))[1]) from error
-        self.folder, self.folders = folder, folders
-        self.open, self.event, self.summary = EventFileWriter, event_pb2.Event, summary_pb2.Summary
-        self.settings = hparams_pb
-        self.writers = dict[str, Any]()  # by key
-        self.read = dict[str, int]()  # lines of an attempt's log, by its name
-        self.first_s = dict[str, float]()  # by the clock of its worker
+        self.folder = folder
+        self.folders = folders
+        self.writer_type = EventFileWriter
+        self.event_type = event_pb2.Event
+        self.summary_type = summary_pb2.Summary
+        self.make_hparams = hparams_pb
+        self.writer_by_key = dict[str, Any]()
+        self.num_read_lines = dict[str, int]()  # of the log of each attempt, by its name
+        self.first_start_s = dict[str, float]()  # of each attempt, by the clock of its worker
 
-    def show(self, words: Sequence[str]) -> int:
-        """Add what is new of the runs that these words mean; returns how many there are by now."""
+    def update(self, words: Sequence[str]) -> int:
+        """Add what is new of the runs that fit these filters; return the number of runs by now."""
         runs = filter_runs(load_runs(self.folders), words)
-        known = runs[runs["config_json"].notna()]
-        names = dict(zip(known["key"], label_configs(run_configs(known)), strict=True))
-        own, shipped = (known[known["source"].eq(OWN) == is_own] for is_own in (True, False))
+        runs = runs[runs["config_json"].notna()]
+        label_by_key = dict(zip(runs["key"], label_configs(run_configs(runs)), strict=True))
+        is_own = runs["source"].eq(OWN)
+        own = runs[is_own]
         for name in iterate_with_progress([*dict.fromkeys(own["run_id"])], "runs"):
-            of_run = {row["key"].partition("/")[2]: row for row in to_dicts(own[own["run_id"] == name])}
+            rows = to_dicts(own[own["run_id"] == name])
+            row_by_variant = {row["key"].partition("/")[2]: row for row in rows}
             attempts = self.folders.store.attempts(name)
             if not attempts:  # they were removed meanwhile
                 continue
-            attempt = attempts[-1]
-            found, lines = self._new(attempt)
-            if found.keys() <= of_run.keys():  # variants that take turns have rows once they have ended
-                self.read[attempt.name] = lines
-                for variant, points in found.items():
-                    self._add(of_run[variant], names[of_run[variant]["key"]], points)
-        new = [row for row in to_dicts(shipped) if row["key"] not in self.writers]
-        if new:
-            frames = select_runs(parquet.read_parquet(self.folders.shipped), [row["key"] for row in new])
-            for row in iterate_with_progress(new, "shipped runs"):
-                self._add(row, names[row["key"]], [*_of_frames(frames, row["key"])])
-        return len(self.writers)
+            points_by_variant, num_lines = self._read_new_points(attempts[-1])
+            if points_by_variant.keys() <= row_by_variant.keys():  # variants have rows once they have ended
+                self.num_read_lines[attempts[-1].name] = num_lines
+                for variant, points in points_by_variant.items():
+                    row = row_by_variant[variant]
+                    self._add_points(row, label_by_key[row["key"]], points)
+        new_rows = [row for row in to_dicts(runs[~is_own]) if row["key"] not in self.writer_by_key]
+        if new_rows:
+            shipped = parquet.read_parquet(self.folders.shipped)
+            frames = select_runs(shipped, [row["key"] for row in new_rows])
+            for row in iterate_with_progress(new_rows, "shipped runs"):
+                self._add_points(row, label_by_key[row["key"]], [*_recorded_points(frames, row["key"])])
+        return len(self.writer_by_key)
 
     def close(self) -> None:
-        """Leave all files whole."""
-        for writer in self.writers.values():
+        """Write the ends of all files."""
+        for writer in self.writer_by_key.values():
             writer.close()
 
-    def _new(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
-        """What rank 0 of an attempt has logged since the last look, by variant; and its lines by now."""
+    def _read_new_points(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
+        """Return what rank 0 has logged since the last call, by variant, and the number of its lines."""
         try:
             lines, _ = read_json_lines_as(attempt.rank_path(0), LogLine)
         except (FileNotFoundError, DamagedFileError):
             return {}, 0
-        found: dict[str, list[CurvePoint]] = {}
-        for line in lines[self.read.get(attempt.name, 0) :]:
+        points_by_variant = defaultdict[str, list[CurvePoint]](list)
+        for line in lines[self.num_read_lines.get(attempt.name, 0) :]:
             if isinstance(line, StepLine):
-                at_s = line.start_s - self.first_s.setdefault(attempt.name, line.start_s)
-                row = structs.asdict(line) | {f"{phase}_s": each for phase, each in line.phases.items()}
-                found.setdefault(line.variant or "", []).append(
-                    CurvePoint(line.step, at_s, _values("step", row))
-                )
+                at_s = line.start_s - self.first_start_s.setdefault(attempt.name, line.start_s)
+                phases_s = {f"{phase}_s": seconds for phase, seconds in line.phases.items()}
+                values = _curve_values("step", structs.asdict(line) | phases_s)
             elif isinstance(line, EpochLine):
-                values = _values("epoch", structs.asdict(line))
-                found.setdefault(line.variant or "", []).append(
-                    CurvePoint(line.step, line.wall_s or 0.0, values)
-                )
-        return found, len(lines)
+                at_s = line.wall_s or 0.0
+                values = _curve_values("epoch", structs.asdict(line))
+            else:
+                continue
+            points_by_variant[line.variant or ""].append(CurvePoint(line.step, at_s, values))
+        return points_by_variant, len(lines)
 
-    def _add(self, row: Mapping[str, Any], label: str, points: Sequence[CurvePoint]) -> None:
+    def _add_points(self, row: Mapping[str, Any], label: str, points: Sequence[CurvePoint]) -> None:
         key = row["key"]
-        began = pd.Timestamp(row["started"]).timestamp() if isinstance(row.get("started"), str) else 0.0
-        if key not in self.writers:
+        started_s = pd.Timestamp(row["started"]).timestamp() if isinstance(row.get("started"), str) else 0.0
+        if key not in self.writer_by_key:
             name = re.sub(r"[^\w.=,+-]+", " ", f"{label} {key[:KEY_DIGITS]}")
             for earlier in (self.folder / name).glob("events.out.tfevents.*"):  # of an export before
                 earlier.unlink()
-            self.writers[key] = self.open(str(self.folder / name))
-            own = flatten(json.loads(row["config_json"]))
-            settings = {leaf: each for leaf, each in own.items() if isinstance(each, str | int | float)}
-            self._event(key, 0, began, self.settings(settings, trial_id=key, start_time_secs=began))
+            self.writer_by_key[key] = self.writer_type(str(self.folder / name))
+            config = flatten(json.loads(row["config_json"]))
+            settings = {leaf: value for leaf, value in config.items() if isinstance(value, str | int | float)}
+            hparams = self.make_hparams(settings, trial_id=key, start_time_secs=started_s)
+            self._add_event(key, 0, started_s, hparams)
         for point in points:
-            value = [self.summary.Value(tag=tag, simple_value=each) for tag, each in point.curves.items()]
-            self._event(key, point.step, began + point.at_s, self.summary(value=value))
-        self.writers[key].flush()
+            values = [
+                self.summary_type.Value(tag=curve, simple_value=value)
+                for curve, value in point.value_by_curve.items()
+            ]
+            self._add_event(key, point.step, started_s + point.at_s, self.summary_type(value=values))
+        self.writer_by_key[key].flush()
 
-    def _event(self, key: str, step: int, at_s: float, summary: Any) -> None:
-        self.writers[key].add_event(self.event(wall_time=at_s, step=step, summary=summary))
-
-
-def _of_frames(frames: Frames, key: str) -> Iterator[CurvePoint]:
-    for kind, frame in (("step", frames.steps), ("epoch", frames.epochs)):
-        own = frame[frame["key"] == key]
-        own = own[own["rank"] == 0] if kind == "step" else own
-        for row in to_dicts(own):
-            yield CurvePoint(row["step"], row.get("wall_s") or row.get("start_s") or 0.0, _values(kind, row))
+    def _add_event(self, key: str, step: int, at_s: float, summary: Any) -> None:
+        event = self.event_type(wall_time=at_s, step=step, summary=summary)
+        self.writer_by_key[key].add_event(event)
 
 
-def _values(kind: str, row: Mapping[str, Any]) -> dict[str, float]:
-    names = {name: f"{kind}/{name}" for name in fields_by_name(KINDS[kind])}
-    names |= {f"{phase}_s": f"phase/{phase}" for phase in phases.NAMES} if kind == "step" else {}
-    numbers = ((shown, row.get(name)) for name, shown in names.items())
+def _recorded_points(frames: Frames, key: str) -> Iterator[CurvePoint]:
+    """Yield the points of a recorded run, its steps on rank 0 and its epochs."""
+    steps = frames.steps[(frames.steps["key"] == key) & (frames.steps["rank"] == 0)]
+    epochs = frames.epochs[frames.epochs["key"] == key]
+    for line_type, rows in (("step", steps), ("epoch", epochs)):
+        for row in to_dicts(rows):
+            at_s = row.get("wall_s") or row.get("start_s") or 0.0
+            yield CurvePoint(row["step"], at_s, _curve_values(line_type, row))
+
+
+def _curve_values(line_type: str, row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a line or a row by the names of their curves."""
+    curve_by_column = {name: f"{line_type}/{name}" for name in fields_by_name(LINE_TYPES[line_type])}
+    if line_type == "step":
+        curve_by_column |= {f"{phase}_s": f"phase/{phase}" for phase in phases.NAMES}
     return {
-        shown: float(each) for shown, each in numbers if isinstance(each, int | float) and math.isfinite(each)
+        curve: float(row[name])
+        for name, curve in curve_by_column.items()
+        if isinstance(row.get(name), int | float) and math.isfinite(row[name])
     }

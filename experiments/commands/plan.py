@@ -2,24 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import pandas as pd
-
 from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id
 from experiments.commands._arguments import ItemsAndSettings
-from experiments.commands._durations import (
-    GPU_MEMORY,
-    LIKE_THESE,
-    MEMORY,
-    DurationModel,
-    Machine,
-    StepCounts,
-    describe_basis,
-)
 from experiments.commands._messages import say
 from experiments.commands._named_runs import check_slurm_cluster
 from experiments.commands._run_table import load_runs
-from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs
@@ -28,11 +16,18 @@ from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_texts
 from experiments.launch.attempt import missing_requirements
 from experiments.launch.local import usable_cores
 from experiments.launch.progress_bar import labels_by_run
+from experiments.prediction.run_durations import (
+    LIKE_THESE,
+    ClusterModel,
+    DurationModel,
+    Machine,
+    describe_basis,
+    format_node_hours,
+)
 from experiments.worker.cores import cpu_model
 
 GROUP = "cluster"
 MAX_LISTED = 30  # jobs that are described one by one
-ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
 
 
 def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) -> int:
@@ -121,63 +116,3 @@ def _print_array(number: int, array: JobArray, label_by_run: Mapping[str, str]) 
         print("    " + ", ".join(label_by_run[run_id(run.config)] for run in job))
     if len(array.jobs) > MAX_LISTED:
         print(f"    ... and {len(array.jobs) - MAX_LISTED} more")
-
-
-def format_node_hours(array: JobArray, node_hours: float) -> str:
-    """Return '44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
-    gpus = array.blocked_gpus_per_node
-    gpu_hours = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
-    return f"{format_brief(node_hours)} node-hours{gpu_hours}"
-
-
-class ClusterModel:
-    """Expected node-hours and memory on a cluster, from the records of `Frames.runs`."""
-
-    def __init__(self, runs: pd.DataFrame) -> None:
-        is_complete = {*ALIKE, "step_s", "simulated"} <= {*runs}
-        measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if is_complete else None
-        self.step_counts = StepCounts(runs)
-        self.rows_by_settings = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
-
-    def find_alike(self, config: Config) -> pd.DataFrame | None:
-        """Return the runs of the same method and network on the same machines; None without any."""
-        return self.rows_by_settings.get(tuple(config.get_setting(name) for name in ALIKE))
-
-    def expect_node_hours(self, array: JobArray) -> str:
-        """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
-        used = set[str]()
-        num_unknown = 0
-        node_s = 0.0
-        for run in (run for job in array.jobs for run in job):
-            alike = self.find_alike(run.config)
-            steps = self.step_counts.count_steps(run.config)
-            # The length of a run whose variants take turns is open.
-            if alike is None or steps is None or run.config.variants:
-                num_unknown += 1
-            else:
-                node_s += array.shape.nodes * steps * float(alike["step_s"].median())
-                used |= set(alike["run_id"])
-        if not used:
-            return "expected node-hours are not known: no run like these was measured there"
-        unknown = f"; of {format_count(num_unknown, 'runs')} not known" if num_unknown else ""
-        return (
-            f"expected: {format_node_hours(array, node_s / 3600)}, "
-            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{unknown}; "
-            "what starting and validating take comes on top"
-        )
-
-    def expect_memory(self, array: JobArray) -> str:
-        """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
-        alike = [self.find_alike(run.config) for job in array.jobs for run in job]
-        if all(rows is None for rows in alike):
-            return ""
-        records = pd.concat(alike).reindex(columns=[MEMORY, GPU_MEMORY])
-        parts = []
-        for column, count, owner in (
-            (MEMORY, array.shape.tasks_per_node, "a node"),
-            (GPU_MEMORY, 1, "each GPU"),
-        ):
-            largest_gib = records[column].max()
-            if pd.notna(largest_gib):
-                parts.append(f"{format_brief(count * largest_gib, 2)} GiB of {owner}")
-        return f"up to {' and '.join(parts)}" if parts else ""

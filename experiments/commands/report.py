@@ -114,7 +114,7 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
     own_rows = _load_rows(site, OWN_ROWS, digest)
     kept_shipped = _with_data(site, [run for _, run in shipped_rows if run.run not in own_digests])
     own_runs = _with_data(site, [run for record, run in own_rows if own_digests.get(run.run) == record])
-    site.clear([run.id for run in (*kept_shipped, *own_runs)])
+    site.clear_stale_files([run.id for run in (*kept_shipped, *own_runs)])
     own_ids = {run.id for run in own_runs}
     kept_names = {run.run for run in own_runs}
     for run in _read_own_runs(folders, [name for name in own_digests if name not in kept_names]):

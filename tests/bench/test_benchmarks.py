@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.bench import auto, local
-from experiments.commands._step_time_prediction import Known
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
+from experiments.prediction.known_times import KnownTimes
 from tests.bench.conftest import Record, RunBench, last_of, lines_of
 from tests.conftest import ROOT, environment_for, fine, process, python
 
@@ -79,7 +79,9 @@ def test_methods_are_timed_beside_topk_for_advise_to_read(
     assert min(parts_ms) >= 0
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
     config = compose.resolve(["cluster=local", "link=ethernet_1g", "workers=4"]).as_dict()
-    benched = Known(config, ResultFolders())._benched(40_000)  # stored runs, where there are any, come first
+    benched = KnownTimes(config, ResultFolders()).benchmark_select_times(
+        40_000
+    )  # stored runs, where there are any, come first
     assert benched["dgc"].middle == pytest.approx(2e-3 * sum(parts_ms))
     assert benched["dgc"].source == "make bench BENCH=methods, n = 20,000"
 

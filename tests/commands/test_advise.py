@@ -10,29 +10,30 @@ from analysis.records import parquet
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from experiments import figures
-from experiments.commands import _drawing, _step_time_prediction
-from experiments.commands._step_time_prediction import Question, Range
+from experiments.commands import _drawing
 from experiments.config.folders import ResultFolders
 from experiments.figures import survey_internet_loss
 from experiments.figures.survey_local_loss import LocalMethod
+from experiments.prediction import known_times, step_times
+from experiments.prediction.step_times import Scenario, UncertainTime
 from sparsify.cost import Link, Network
 from tests.analysis.values import interval
 from tests.conftest import Command, fine, refused, there
 
-EXACT = Range(0.1, 0.1, 0.1, "given")
+EXACT = UncertainTime(0.1, 0.1, 0.1, "given")
 SLOW = Link(1e-4, 1e-8)
 
 
-def question(**others: object) -> Question:
+def question(**others: object) -> Scenario:
     known = {
-        "elements": 1_000_000, "workers": 4, "density": 0.001, "network": Network(SLOW), "compute_s": EXACT,
-        "select_s": {"topk": Range.around(0.002, "given")},
+        "elements": 1_000_000, "workers": 4, "density": 0.001, "network": Network(SLOW),
+        "compute_time": EXACT, "select_times": {"topk": UncertainTime.around(0.002, "given")},
     }  # fmt: skip
-    return Question(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
+    return Scenario(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
 
 
-def by_method(**others: object) -> dict[str, _step_time_prediction.Prediction]:
-    return {advice.method: advice for advice in _step_time_prediction.ranked(question(**others))}
+def by_method(**others: object) -> dict[str, step_times.Prediction]:
+    return {advice.method: advice for advice in step_times.rank_methods(question(**others))}
 
 
 def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
@@ -51,8 +52,7 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
 
 def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
     found = {
-        (advice.method, advice.every): advice
-        for advice in _step_time_prediction.ranked(question(every=(10,)))
+        (advice.method, advice.every): advice for advice in step_times.rank_methods(question(every=(10,)))
     }
     plain = by_method()
     assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
@@ -65,25 +65,23 @@ def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_d
 
 
 def test_what_matters_most_is_the_widest_input() -> None:
-    wide = by_method(compute_s=Range(0.01, 0.1, 1.0, "given"))
-    assert {advice.matters for advice in wide.values()} == {"computing time"}
-    assert by_method()["topk"].matters == "selection time"
+    wide = by_method(compute_time=UncertainTime(0.01, 0.1, 1.0, "given"))
+    assert {advice.widest_input for advice in wide.values()} == {"computing time"}
+    assert by_method()["topk"].widest_input == "selection time"
 
 
 def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
-    exact = {name: Range(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
+    exact = {name: UncertainTime(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
     moved = {}
     for name in exact:
-        step = _step_time_prediction.StepTime(question(select_s=exact), name)
-        moved[name] = step.seconds({_step_time_prediction.SHARED: 1}) - step.seconds(
-            {_step_time_prediction.SHARED: -1}
-        )
+        step = step_times.StepTimeModel(question(select_times=exact), name)
+        moved[name] = step.step_s({step_times.SHARED: 1}) - step.step_s({step_times.SHARED: -1})
     assert moved["topk"] == 0
     assert moved["sparcml"] < 0  # the more they share, the smaller is the union
 
 
 def test_published_logs_give_computing_and_selecting_on_a100() -> None:
-    found = _step_time_prediction.published("a100")
+    found = known_times.published_times("a100")
     assert found["topk"].middle == pytest.approx(0.2, abs=0.015)  # 212 ms, of which 12 are BP
     assert found["randomk"].middle < 0.01
     assert "published" in found["dense"].source
@@ -102,7 +100,7 @@ FAR = ("link=internet_100m_50ms", "workers=4")
 @pytest.fixture
 def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no record tell how long methods take, which takes seconds to find."""
-    monkeypatch.setattr(_step_time_prediction.Known, "records", empty_frames())
+    monkeypatch.setattr(known_times.KnownTimes, "records", empty_frames())
 
 
 def step_ms(printed: str, label: str = "dense") -> tuple[float, float, float]:

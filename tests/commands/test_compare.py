@@ -65,9 +65,9 @@ def test_words_that_mean_nothing_are_refused_and_what_varies_is_the_axis_without
 
 def test_trainings_without_an_accuracy_are_compared_by_their_loss() -> None:
     without = pd.DataFrame({"val_top1": [None, None], "val_loss": [0.5, None]})
-    assert compare._quality(without) == "val_loss"
-    assert compare._quality(without.assign(val_top1=[None, 71.0])) == "val_top1"
-    assert compare._quality(without[["val_top1"]]) == "val_top1"
+    assert compare._quality_column(without) == "val_loss"
+    assert compare._quality_column(without.assign(val_top1=[None, 71.0])) == "val_top1"
+    assert compare._quality_column(without[["val_top1"]]) == "val_top1"
 
 
 def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records.attempts import load_attempt
-from experiments.commands.export import Board
+from experiments.commands.export import TensorBoardExporter
 from experiments.config.folders import ResultFolders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, refused
@@ -58,10 +58,10 @@ def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(
     attempt = synthetic.alternated(folders.store, ["dense", "topk"], blocks=3, block_steps=2)
     ended = attempt.manifest
     attempt.update_manifest(state="running")
-    board = Board(tmp_path / "board", folders)
-    assert board.show(["source=own"]) == 0
+    board = TensorBoardExporter(tmp_path / "board", folders)
+    assert board.update(["source=own"]) == 0
     attempt.update_manifest(**ended)
-    assert board.show(["source=own"]) == 2
+    assert board.update(["source=own"]) == 2
     board.close()
     curves = read(tmp_path / "board")
     assert sorted(name.partition(" ")[0] for name in curves) == ["dense", "topk"]
@@ -72,10 +72,10 @@ def test_what_goes_on_is_added_and_nothing_twice(folders: ResultFolders, tmp_pat
     log = attempt.rank_path(0)
     whole = log.read_bytes().splitlines(keepends=True)
     (attempt.path / "run.json").unlink()  # it has not ended
-    board = Board(tmp_path / "board", folders)
+    board = TensorBoardExporter(tmp_path / "board", folders)
     for lines in (whole[:5], whole[:5], whole):
         log.write_bytes(b"".join(lines))
-        assert board.show(["source=own"]) == 1
+        assert board.update(["source=own"]) == 1
     board.close()
     (curves,) = read(tmp_path / "board").values()
     steps = [step for step, _ in curves["step/step_s"]]

@@ -55,7 +55,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.ReportSite:
     monkeypatch.setattr(report.ShippedRecords, "frames", empty_frames())
     monkeypatch.setattr(figures, "files_by_item", dict)
     site = pages.ReportSite(tmp_path / "results" / "report")
-    site.clear()
+    site.clear_stale_files()
     site.write_data("run/a", {})
     return site
 

@@ -11,13 +11,19 @@ import pytest
 
 from analysis.records.attempts import load_attempts
 from analysis.records.store import Store
-from experiments.commands._durations import TURN_SETTINGS, DurationModel, Machine, StepCounts
-from experiments.commands.plan import ClusterModel, format_node_hours
 from experiments.config import compose
 from experiments.config.config import Config, VariantConfig
 from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, group_into_arrays
+from experiments.prediction.run_durations import (
+    TURN_SETTINGS,
+    ClusterModel,
+    DurationModel,
+    Machine,
+    StepCounts,
+    format_node_hours,
+)
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, there
 

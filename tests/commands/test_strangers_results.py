@@ -93,7 +93,7 @@ def test_words_of_a_record_set_what_is_measured_alone() -> None:
 
 def test_a_figure_that_compare_saves_holds_texts_as_texts() -> None:
     for text in ('"]; print(1) #', "'''", '"""', "\\", "{{ 1 }}", "\n\nprint(1)", "\u2028", "a'b\"c"):
-        written = new.figure("thesis_density", text, [[text]], {"x": text, "y": "step_s"})
+        written = new.render_comparison("thesis_density", text, [[text]], {"x": text, "y": "step_s"})
         names: dict[str, Any] = {}
         exec(compile(written.replace("= Comparison(", "= dict("), "thesis_density.py", "exec"), names)
         assert (names["TITLE"], names["RUNS"], names["COMPARED"]["x"]) == (text, [[text]], text)

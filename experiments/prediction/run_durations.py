@@ -1,4 +1,4 @@
-"""Expected steps, durations and memory of runs on this machine, from the records of earlier runs."""
+"""Expected steps, durations and memory of runs, here and on clusters, from records of earlier runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.pictures.numbers import format_count
+from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.loading import OWN
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
+from experiments.launch.arrays import JobArray
 
 MEMORY = "memory.host_gib"
 GPU_MEMORY = "memory.gpu_gib"
@@ -20,6 +21,10 @@ COMPARED_SETTINGS = ("task.name", "task.batch_size", "cluster.where", "timing.mo
 # Real processes share cores and a link: these must be equal, too.
 COMPARED_OF_PROCESSES = ("workers", "cluster.link.name")
 TURN_SETTINGS = ("alternate.block_steps", "alternate.blocks", "alternate.limit_min", "alternate.until")
+# Runs on a cluster are compared that have these in common.
+COMPARED_ON_CLUSTERS = (
+    "method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu",
+)  # fmt: skip
 LIKE_THESE = "of the same task, batch and place"
 
 
@@ -191,3 +196,65 @@ def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
         f"{format_count(len(basis), 'runs')} {LIKE_THESE}{scaled}; "
         f"{where} of them on a machine like this one{others}"
     )
+
+
+def format_node_hours(array: JobArray, node_hours: float) -> str:
+    """Return '44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
+    gpus = array.blocked_gpus_per_node
+    gpu_hours = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{format_brief(node_hours)} node-hours{gpu_hours}"
+
+
+class ClusterModel:
+    """Expected node-hours and memory on a cluster, from the records of `Frames.runs`."""
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        is_complete = {*COMPARED_ON_CLUSTERS, "step_s", "simulated"} <= {*runs}
+        measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if is_complete else None
+        self.step_counts = StepCounts(runs)
+        self.rows_by_settings = (
+            {} if measured is None else dict(list(measured.groupby([*COMPARED_ON_CLUSTERS])))
+        )
+
+    def find_alike(self, config: Config) -> pd.DataFrame | None:
+        """Return the runs of the same method and network on the same machines; None without any."""
+        return self.rows_by_settings.get(tuple(config.get_setting(name) for name in COMPARED_ON_CLUSTERS))
+
+    def expect_node_hours(self, array: JobArray) -> str:
+        """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
+        used = set[str]()
+        num_unknown = 0
+        node_s = 0.0
+        for run in (run for job in array.jobs for run in job):
+            alike = self.find_alike(run.config)
+            steps = self.step_counts.count_steps(run.config)
+            # The length of a run whose variants take turns is open.
+            if alike is None or steps is None or run.config.variants:
+                num_unknown += 1
+            else:
+                node_s += array.shape.nodes * steps * float(alike["step_s"].median())
+                used |= set(alike["run_id"])
+        if not used:
+            return "expected node-hours are not known: no run like these was measured there"
+        unknown = f"; of {format_count(num_unknown, 'runs')} not known" if num_unknown else ""
+        return (
+            f"expected: {format_node_hours(array, node_s / 3600)}, "
+            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{unknown}; "
+            "what starting and validating take comes on top"
+        )
+
+    def expect_memory(self, array: JobArray) -> str:
+        """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
+        alike = [self.find_alike(run.config) for job in array.jobs for run in job]
+        if all(rows is None for rows in alike):
+            return ""
+        records = pd.concat(alike).reindex(columns=[MEMORY, GPU_MEMORY])
+        parts = []
+        for column, count, owner in (
+            (MEMORY, array.shape.tasks_per_node, "a node"),
+            (GPU_MEMORY, 1, "each GPU"),
+        ):
+            largest_gib = records[column].max()
+            if pd.notna(largest_gib):
+                parts.append(f"{format_brief(count * largest_gib, 2)} GiB of {owner}")
+        return f"up to {' and '.join(parts)}" if parts else ""

@@ -1,0 +1,1 @@
+"""Expected times: of a step by its parts, and of a run by earlier runs."""

@@ -1,0 +1,251 @@
+"""Times of computing and selecting that are known: from stored runs, benchmarks and published logs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from analysis.pictures import style
+from analysis.published import block_intervals
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
+from analysis.published.validation_free import validation_free_step_ms
+from analysis.records import loading, phases
+from analysis.records.frames import Frames, select_runs
+from analysis.records.steps import mean_phase_seconds, warm_steps
+from analysis.stats import Estimate
+from experiments.bench._runner import read_rows_with_numbers
+from experiments.config.folders import ResultFolders
+from experiments.prediction.step_times import UncertainTime
+
+NETWORK_SETTINGS = ("width", "layers", "heads")  # settings of a task that change its network
+SELECTING = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.names_in_group(phases.COMMUNICATION)
+PUBLISHED_TASK = "vgg16_cifar10"  # of Yoon and Oh's logs
+PUBLISHED_BATCH = 128
+# Methods that search as another one does, whose time stands for theirs.
+SEARCHES_LIKE = {"gtopk": "topk", "sparcml": "topk", "scalecom": "topk"}
+RANKED_METHODS = (
+    "topk", "topk-fused", "randomk", "randomk-hash", "blockrandomk", "gaussiank", "dgc", "gtopk", "oktopk",
+    "sparcml", "scalecom", "stable_topk",
+)  # fmt: skip
+# Elements of models that others published: torchvision's documentation; Devlin et al. 2019.
+ELEMENTS_BY_MODEL = {
+    "resnet50": 25_557_032, "vgg16_imagenet": 138_357_544, "vgg16_cifar10": 14_728_266,
+    "resnet18_cifar10": 11_173_962, "bert_large": 340_000_000,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KnownTimes:
+    """Known times and sizes for one configuration: of its task, and of the machines of its cluster."""
+
+    config: Mapping[str, Any]
+    folders: ResultFolders
+
+    @property
+    def gpu(self) -> str:
+        return str(self.config["cluster"]["gpu"])
+
+    @property
+    def machine(self) -> str:
+        """The name of the accelerator in sentences."""
+        return {"none": "CPUs", "any": "GPUs"}.get(self.gpu) or self.gpu.upper()
+
+    @cached_property
+    def records(self) -> Frames:
+        """Runs of real processes whose phases were timed one by one, on any machine."""
+        frames = loading.load(self.folders.results, ("runs", "steps"))
+        runs = frames.runs
+        if not len(runs):
+            return frames
+        is_serialised = runs["timing.mode"].eq("serialised") & ~_is_simulated(runs)
+        return select_runs(frames, runs.loc[is_serialised & runs["key"].isin(frames.steps["key"]), "key"])
+
+    @cached_property
+    def records_of_machine(self) -> Frames:
+        """Runs among `records` on such a machine."""
+        return select_runs(self.records, self.records.runs.loc[self._is_on_machine(self.records.runs), "key"])
+
+    def _has_network(self, runs: pd.DataFrame) -> pd.Series[bool]:
+        """Return True for each run of the task's very network, whatever the batch."""
+        task = self.config["task"]
+        has_network = runs["task.name"].eq(task["name"])
+        for name in NETWORK_SETTINGS:
+            if name in task and f"task.{name}" in runs:
+                has_network &= runs[f"task.{name}"].eq(task[name])
+        return has_network.astype(bool)
+
+    def _is_on_machine(self, runs: pd.DataFrame) -> pd.Series[bool]:
+        """Return True for each run on the accelerator that the cluster names; on a CPU if it names none."""
+        names = runs.get("provenance.gpu", pd.Series(None, runs.index, dtype=object))
+        if self.gpu == "none":
+            is_without: pd.Series[bool] = names.isna()
+            return is_without
+        wanted = "" if self.gpu == "any" else self.gpu
+        has_name: pd.Series[bool] = names.notna() & names.fillna("").str.lower().str.contains(
+            wanted, regex=False
+        )
+        return has_name
+
+    @cached_property
+    def measured_elements(self) -> dict[str, int]:
+        """Elements by task, from the bytes of dense allreduces: 2 (P-1)/P n words."""
+        runs = self.records.runs
+        elements_by_task = dict[str, int]()
+        if not len(runs):
+            return elements_by_task
+        for run in runs[runs["method.name"].eq("dense") & runs["workers"].gt(1)].to_dict("records"):
+            if run["task.name"] not in elements_by_task:
+                steps = self.records.steps
+                wire_bytes = float(steps.loc[steps["key"] == run["key"], "wire_bytes"].median())
+                workers = int(run["workers"])
+                elements_by_task[run["task.name"]] = round(wire_bytes * workers / (2 * (workers - 1) * 4))
+        return elements_by_task
+
+    def find_elements(self) -> int | None:
+        """Return the number of elements of the task's model; None where it is not known."""
+        task = self.config["task"]
+        if "elements" in task:
+            return int(task["elements"])
+        runs = loading.load(self.folders.results, ("runs",)).runs
+        if "parameters" in runs:
+            recorded = runs["parameters"][self._has_network(runs)].dropna()
+            if len(recorded):
+                return int(recorded.iloc[-1])
+        return self.measured_elements.get(task["name"]) or ELEMENTS_BY_MODEL.get(task["name"])
+
+    def find_compute_time(self) -> UncertainTime | None:
+        """Return the time of a dense step without communication; None where it is not known."""
+        task = self.config["task"]["name"]
+        serialised_s = [
+            self._mean_phase_s(run["key"], (*SELECTING, *COMMUNICATING), others=True)
+            for run in self._select_same_task(self.records_of_machine).to_dict("records")
+            if style.method_id(run) == "dense"
+        ]
+        if serialised_s:
+            return summarize_times(serialised_s, f"{len(serialised_s)} stored runs of task={task}")
+        if alone_s := self._mean_local_step_s():
+            source = f"steps without an exchange of {len(alone_s)} stored runs of task={task}"
+            return summarize_times(alone_s, source)
+        if (task, self.config["task"].get("batch_size")) == (PUBLISHED_TASK, PUBLISHED_BATCH):
+            return published_times(self.gpu).get("dense")
+        return None
+
+    def _select_same_task(self, frames: Frames) -> pd.DataFrame:
+        """Return the runs of the task's network with its batch."""
+        runs = frames.runs
+        batch = self.config["task"].get("batch_size")
+        if len(runs):
+            runs = runs[self._has_network(runs)]
+        if len(runs) and batch is not None:
+            runs = runs[runs["task.batch_size"].eq(batch)]
+        return runs
+
+    def _mean_local_step_s(self) -> list[float]:
+        """Return the mean seconds of steps in which nobody communicates, of each run with local steps.
+
+        The runs are in real time, with as many workers, which may share a machine's cores.
+        """
+        frames = loading.load(self.folders.results, ("runs", "steps"))
+        runs = self._select_same_task(frames)
+        if not {"method.every", "timing.mode"} <= {*runs}:
+            return []
+        is_timed = runs["timing.mode"].eq("production") & ~_is_simulated(runs)
+        is_alike = self._is_on_machine(runs) & runs["workers"].eq(self.config["workers"])
+        has_steps = runs["method.every"].gt(1) & runs["key"].isin(frames.steps["key"])
+        means_s = []
+        for key in runs.loc[is_timed & is_alike & has_steps, "key"]:
+            steps = warm_steps(frames, key).steps
+            seconds = steps.loc[steps["wire_bytes"].eq(0), "step_s"]
+            if len(seconds):
+                means_s.append(float(seconds.mean()))
+        return means_s
+
+    def find_select_times(self, elements: int) -> dict[str, UncertainTime]:
+        """Return the known selection times by method.
+
+        Published times come first, then those of stored runs on such a machine, in proportion to the
+        elements, then those of `make bench BENCH=methods`.
+        """
+        times = self.benchmark_select_times(elements) | self._recorded_select_times(elements)
+        if self.config["task"]["name"] == PUBLISHED_TASK:
+            times |= {name: time for name, time in published_times(self.gpu).items() if name != "dense"}
+        return times
+
+    def _recorded_select_times(self, elements: int) -> dict[str, UncertainTime]:
+        samples_s = defaultdict[str, list[float]](list)
+        for run in self.records_of_machine.runs.to_dict("records"):
+            name = style.method_id(run)
+            task = str(run["task.name"])
+            measured = int(run["task.elements"]) if task == "vector" else self.measured_elements.get(task)
+            # A method that can't be replayed is not ranked.
+            if (
+                measured is not None
+                and name in RANKED_METHODS
+                and name.partition("-")[0] == run["method.name"]
+            ):
+                samples_s[name].append(self._mean_phase_s(run["key"], SELECTING) * elements / measured)
+        return {name: summarize_times(took, f"{len(took)} stored runs") for name, took in samples_s.items()}
+
+    def benchmark_select_times(self, elements: int) -> dict[str, UncertainTime]:
+        """Return times that `make bench BENCH=methods` recorded of the nearest number of elements."""
+        device = {"none": "cpu", "any": "cuda"}.get(self.gpu)
+        files = sorted((self.folders.results / "bench").glob("methods-*.jsonl"))
+        parts = [f"{part}_ms" for part in ("select", "exchange", "retain", "scatter")]
+        rows = [row for file in files for row in read_rows_with_numbers(file, ("n", *parts))]
+        times = dict[str, UncertainTime]()
+        for row in sorted(rows, key=lambda row: abs(row["n"] - elements), reverse=True):
+            if row["device"] == device:
+                seconds = 1e-3 * sum(row[part] for part in parts) * elements / row["n"]
+                source = f"make bench BENCH=methods, n = {row['n']:,}"
+                times[row["method"]] = UncertainTime.around(seconds, source)
+        return times
+
+    def _mean_phase_s(self, key: str, names: Collection[str], *, others: bool = False) -> float:
+        """Return the mean seconds of a run's steps in these phases, or in all others and outside."""
+        seconds = mean_phase_seconds(self.records_of_machine, [key]).drop("step")
+        return float(seconds[seconds.index.isin(names) != others].sum())
+
+
+def _is_simulated(runs: pd.DataFrame) -> pd.Series[bool]:
+    is_simulated: pd.Series[bool] = runs.reindex(columns=["simulated"])["simulated"].eq(True)
+    return is_simulated
+
+
+def published_times(gpu: str) -> dict[str, UncertainTime]:
+    """Return times from the logs of Yoon and Oh 2022: VGG-16, batch 128, 8 A100 or V100, no validation.
+
+    Of dense it is the time of computing, of another method that of selecting; nothing of other machines.
+    """
+    jobs = {method: job for (machine, method), job in JOB_BY_GPU_AND_METHOD.items() if machine == gpu.upper()}
+    times = dict[str, UncertainTime]()
+    for method, job in jobs.items():
+        # All of an iteration beyond communicating, wherever their clock put it; of dense it is computing.
+        took = _without_communication_ms(job)
+        if method != "dense":
+            dense = _without_communication_ms(jobs["dense"])
+            took = block_intervals.combine_estimates(lambda own, dense: own - dense, took, dense)
+        assert took.low is not None
+        assert took.high is not None
+        source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
+        times[method] = UncertainTime(1e-3 * took.low, 1e-3 * took.value, 1e-3 * took.high, source)
+    return times
+
+
+def _without_communication_ms(job: int) -> Estimate:
+    waits = block_intervals.jackknife_estimate(communication_ms(job))
+    return block_intervals.combine_estimates(
+        lambda step, waiting: step - waiting, validation_free_step_ms(job), waits
+    )
+
+
+def summarize_times(seconds: Sequence[float], source: str) -> UncertainTime:
+    """Return the median, the quickest and the slowest run; a single time is as uncertain as a given one."""
+    if len(seconds) == 1:
+        return UncertainTime.around(seconds[0], source)
+    return UncertainTime(min(seconds), float(pd.Series(seconds).median()), max(seconds), source)
