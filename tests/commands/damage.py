@@ -467,7 +467,7 @@ OF_ONE_RECORD = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """End of a command: exit code, output and time."""
 
     code: int | None  # None: it let something escape
     said: str

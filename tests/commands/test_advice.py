@@ -1,4 +1,4 @@
-"""What sentences tell a person to type is understood when it is typed."""
+"""Commands that sentences advise are understood when they are typed."""
 
 from __future__ import annotations
 

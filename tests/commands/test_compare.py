@@ -1,4 +1,4 @@
-"""One line of words becomes a table, a picture and its files; words that mean nothing are refused."""
+"""A line of words becomes a table, a picture and its files; words that mean nothing are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Tab offers."""
+"""Words that Tab offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `plan` expects of runs: minutes and node-hours, by work, and by runs that are alike only."""
+"""Costs that `plan` expects of runs: minutes and node-hours, by work, and by similar runs only."""
 
 from __future__ import annotations
 

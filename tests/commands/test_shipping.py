@@ -63,7 +63,7 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
 
 
 def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_path: Path) -> None:
-    """Of the same seed the end was known; what is timed anew is new."""
+    """A run with the same seed has a known end; runs that are timed anew are new."""
     old, new = Store(tmp_path / "old"), Store(tmp_path / "new")
     for store, rules in ((old, {"a": "1", "b": "1"}), (new, {"a": "1", "b": "2"})):
         synthetic.learned(store, synthetic.learning_config("topk", 0)).update_manifest(rules=rules)
@@ -77,7 +77,7 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
-    """What another machine has made is shipped already, and need not be here."""
+    """Runs that another machine has made are shipped already, and need not be on this one."""
     needed = required_configs(figures.load("fig3"), "laptop")
     more = additional_configs(figures.load("fig3"), "laptop")[:2]
     ids = [run_id(config) for config in (*needed, *more)]

@@ -1,4 +1,4 @@
-"""What a run says of itself when it has ended."""
+"""The summary that a run prints when it has ended."""
 
 from __future__ import annotations
 
