@@ -18,7 +18,10 @@ from experiments.worker.errors import NO_SPACE, explain_import_error
 from slurm import environment
 from sparsify.ranges import describe_unknown
 
-OK, FAILED, BAD_INPUT, NOBODY_READS = 0, 1, 2, 141  # as a shell counts a program that SIGPIPE ended
+OK = 0
+FAILED = 1
+BAD_INPUT = 2
+NOBODY_READS = 141  # as a shell counts a program that SIGPIPE ended
 # Of a results folder that something else has changed.
 FILE_ERRORS = {
     errno.ENOENT: "is not there, or not any more: was it removed meanwhile?",
@@ -51,8 +54,8 @@ def _run_command(words: Sequence[str]) -> int:
     except BrokenPipeError:  # `plan ... | head`
         return NOBODY_READS
     except KeyboardInterrupt as error:
-        told = str(error) or "interrupted; what was finished is kept, run again to go on"
-        return _report_error(error, told, FAILED, is_traced)
+        sentence = str(error) or "interrupted; what was finished is kept, run again to go on"
+        return _report_error(error, sentence, FAILED, is_traced)
     except ValueError as error:
         return _report_error(error, str(error), BAD_INPUT, is_traced)
     except ImportError as error:
@@ -116,10 +119,11 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
     """
     from experiments import commands
 
-    at = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
-    if at is None:
+    position = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
+    if position is None:
         return partial(_run_without_command, words)
-    command, rest = words[at], [*words[:at], *words[at + 1 :]]
+    command = words[position]
+    rest = [*words[:position], *words[position + 1 :]]
     if command not in commands.names():
         raise ValueError(describe_unknown("command", command, commands.names()))
     asks = not {"-h", "--help"}.isdisjoint(rest)
@@ -129,10 +133,10 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
 
         parser.epilog = explain_words(command, rest)
     try:
-        given = parser.parse_words(rest)
+        arguments = parser.parse_words(rest)
     except SystemExit:  # argparse's way to end after help
         return lambda: OK
-    return partial(commands.import_command(command), **given)
+    return partial(commands.import_command(command), **arguments)
 
 
 def _run_without_command(options: Sequence[str]) -> int:
@@ -156,7 +160,8 @@ def _prepare_process() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-    sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")  # noqa: SIM115  # to the end
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  # to the end
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal lacks
     try:

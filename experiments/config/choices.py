@@ -45,11 +45,11 @@ def conf_folders() -> list[Path]:
     Raises:
         ValueError: $SPARSIFY_CONF names a folder that is not there.
     """
-    given = [folder.expanduser().absolute() for folder in environment.conf_folders()]
-    for folder in given:
+    extra_folders = [folder.expanduser().absolute() for folder in environment.conf_folders()]
+    for folder in extra_folders:
         if not folder.is_dir():
             raise ValueError(f"SPARSIFY_CONF names {folder}, and there is no such folder")
-    return [CONF, *(folder for folder in [CONF / "local", *given] if folder.is_dir())]
+    return [CONF, *(folder for folder in [CONF / "local", *extra_folders] if folder.is_dir())]
 
 
 def files_by_option(group: str) -> dict[str, Path]:
@@ -58,12 +58,12 @@ def files_by_option(group: str) -> dict[str, Path]:
     Raises:
         ValueError: two files for one option.
     """
-    found: dict[str, Path] = {}
+    path_by_option: dict[str, Path] = {}
     for folder in conf_folders():
         for path in sorted((folder / FOLDER_BY_GROUP.get(group, group)).glob("*.yaml")):
-            if path.is_file() and (other := found.setdefault(path.stem, path)) is not path:
-                raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
-    return found
+            if path.is_file() and (first_path := path_by_option.setdefault(path.stem, path)) is not path:
+                raise ValueError(f"{group}={path.stem} is in two files, {first_path} and {path}; rename one")
+    return path_by_option
 
 
 def is_task_file(path: Path) -> bool:
@@ -73,13 +73,13 @@ def is_task_file(path: Path) -> bool:
 
 def values_in_cluster_files(field: str) -> set[str]:
     """Return the values that the files of conf/cluster give to a field, as text."""
-    found = set[str]()
+    values = set[str]()
     for path in files_by_option("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
         with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, ValueError):
             if value := yaml.safe_load(conf_files.read_yaml_text(path)).get(field):
-                found.add(str(value))
-    return found
+                values.add(str(value))
+    return values
 
 
 def options(group: str) -> list[str]:
@@ -113,9 +113,10 @@ def parameter_meanings(registry: Registry, name: str) -> dict[str, str]:
     Raises:
         BrokenFile: the entry's file can't be read.
     """
-    known, common = registry.parameters(name), COMMON_ENTRY_BY_NOUN.get(registry.noun, "")
+    parameters = registry.parameters(name)
+    common = COMMON_ENTRY_BY_NOUN.get(registry.noun, "")
     shared = _documented_parameters(registry, common) if common in registry.names() else {}
-    return {key: said for key, said in shared.items() if key in known} | _documented_parameters(
+    return {key: meaning for key, meaning in shared.items() if key in parameters} | _documented_parameters(
         registry, name
     )
 
@@ -124,10 +125,10 @@ def _documented_parameters(registry: Registry, name: str) -> dict[str, str]:
     """Return the meanings in an entry's own docstring."""
     import griffe  # a tenth of a second, which only help takes
 
-    found: dict[str, str] = {}
+    meaning_by_parameter: dict[str, str] = {}
     for section in griffe.Docstring(registry.docstring(name)).parse("google", warnings=False):
         if isinstance(section, griffe.DocstringSectionParameters):
             for parameter in section.value:
                 meaning = " ".join(parameter.description.split())
-                found |= {key.strip(): meaning for key in parameter.name.split(",")}
-    return found
+                meaning_by_parameter |= {key.strip(): meaning for key in parameter.name.split(",")}
+    return meaning_by_parameter

@@ -47,8 +47,8 @@ def list_files(root: Path) -> list[Path]:
 
     These are all files of its folders, of any kind, without what Python and editors leave there.
     """
-    found = (path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
-    return sorted(path for path in (path.relative_to(root) for path in found) if not _is_leftover(path))
+    paths = (path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
+    return sorted(path for path in (path.relative_to(root) for path in paths) if not _is_leftover(path))
 
 
 def _is_leftover(path: Path) -> bool:
@@ -85,19 +85,21 @@ def digest_by_source() -> dict[str, str]:
     )
 
 
-def changed_sources(then: Mapping[str, str], chosen: Collection[str]) -> list[str]:
+def changed_sources(recorded: Mapping[str, str], choices: Collection[str]) -> list[str]:
     """Return the recorded source files that have changed since.
 
     Args:
-        chosen: names of the run's method, task and data set: it does not rest on the files of others.
+        choices: names of the run's method, task and data set: it does not rest on the files of others.
     """
-    now = digest_by_source()
-    return [path for path, sha in then.items() if now.get(path) != sha and _affects(Path(path), chosen)]
+    current = digest_by_source()
+    return [
+        path for path, sha in recorded.items() if current.get(path) != sha and _affects(Path(path), choices)
+    ]
 
 
-def _affects(path: Path, chosen: Collection[str]) -> bool:
+def _affects(path: Path, choices: Collection[str]) -> bool:
     is_choice = str(path.parent) in REGISTRY_FOLDERS and not path.stem.startswith("_")
-    return not is_choice or path.stem in chosen
+    return not is_choice or path.stem in choices
 
 
 @cache
@@ -133,16 +135,19 @@ def copy_code_into(folder: Path) -> Path:
         ValueError: the code is being edited.
     """
     copy = folder / code_digest()
-    wanted = {str(path): (ROOT / path).read_bytes() for path in list_files(ROOT)}
+    content_by_name = {str(path): (ROOT / path).read_bytes() for path in list_files(ROOT)}
     if copy.is_symlink() or not copy.is_dir():
         remove_path(copy)
-    remove_extra_files(copy, wanted)
-    for name, content in wanted.items():
+    remove_extra_files(copy, content_by_name)
+    for name, content in content_by_name.items():
         path = copy / name
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content, durable=False)
-    note = {**git_state(), "files": {name: _digest_bytes(content) for name, content in wanted.items()}}
+    note = {
+        **git_state(),
+        "files": {name: _digest_bytes(content) for name, content in content_by_name.items()},
+    }
     if read_json_or_none(copy / NOTE_FILE) != note:
         write_json(copy / NOTE_FILE, note)
     if why := describe_damage(copy):
@@ -150,18 +155,18 @@ def copy_code_into(folder: Path) -> Path:
     return copy
 
 
-def remove_extra_files(copy: Path, wanted: Collection[str] | None = None) -> list[str]:
+def remove_extra_files(copy: Path, expected: Collection[str] | None = None) -> list[str]:
     """Remove what lies in a copy of the code and is no part of it; returns the names.
 
     Args:
-        wanted: the copy's files; None: those of its note, and nothing is removed where that was changed.
+        expected: the copy's files; None: those of its note, and nothing is removed where that was changed.
     """
-    names = (_read_noted_digests(copy) or {}) if wanted is None else wanted
-    found = [*_find_extra_files(copy, names)] if names else []
-    for path in found:
+    names = (_read_noted_digests(copy) or {}) if expected is None else expected
+    extra_files = [*_find_extra_files(copy, names)] if names else []
+    for path in extra_files:
         with contextlib.suppress(FileNotFoundError):  # another job of this code has removed it
             remove_path(path)
-    return [str(path.relative_to(copy)) for path in found]
+    return [str(path.relative_to(copy)) for path in extra_files]
 
 
 def _read_noted_digests(copy: Path) -> dict[str, str] | None:
@@ -173,16 +178,16 @@ def _read_noted_digests(copy: Path) -> dict[str, str] | None:
 
 def describe_damage(copy: Path) -> str:
     """Return a sentence on what is wrong with a copy of the code; empty where it is as it was submitted."""
-    then = _read_noted_digests(copy)
-    if then is None:
+    noted = _read_noted_digests(copy)
+    if noted is None:
         return f"{copy} is no whole copy of the code, its {NOTE_FILE} is missing or changed: submit again"
     try:
         faults = [
-            f"{name} {fault}" for name, sha in then.items() if (fault := _describe_fault(copy / name, sha))
+            f"{name} {fault}" for name, sha in noted.items() if (fault := _describe_fault(copy / name, sha))
         ]
     except OSError as error:
         return f"{error.filename} can't be read ({error.strerror}): make it readable, and submit again"
-    faults += sorted(f"{path.relative_to(copy)} was added" for path in _find_extra_files(copy, then))
+    faults += sorted(f"{path.relative_to(copy)} was added" for path in _find_extra_files(copy, noted))
     if not faults:
         return ""
     listed = ", ".join(faults[:MAX_NAMED_FILES]) + f" and {len(faults) - MAX_NAMED_FILES} more" * (
@@ -199,16 +204,16 @@ def _describe_fault(path: Path, sha: str) -> str:
     return "" if is_same else "was changed"
 
 
-def _find_extra_files(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
+def _find_extra_files(copy: Path, expected: Collection[str]) -> Iterator[Path]:
     """Yield what lies in a copy of the code and is no part of it.
 
     Python would take a module, or bytecode, from wherever it is. Links are no part of any copy.
     """
-    folders = {str(parent) for name in wanted for parent in Path(name).parents}
+    folders = {str(parent) for name in expected for parent in Path(name).parents}
     for path in walk_entries(copy):
         name = str(path.relative_to(copy))
         is_ours = (
-            name in folders if _is_folder(path) else name in (*wanted, NOTE_FILE) and not path.is_symlink()
+            name in folders if _is_folder(path) else name in (*expected, NOTE_FILE) and not path.is_symlink()
         )
         if not is_ours and not _is_temporary(path):
             yield path

@@ -61,45 +61,45 @@ class ComposedConfig:
     """The config that choices of groups come to, before any setting is given."""
 
     config: Config
-    types: Mapping[str, Any]  # of every leaf
-    on_gpu: Mapping[str, Any]  # settings of the recipe where device=cuda
-    needed: tuple[str, ...]  # leaves without a default
+    type_by_key: Mapping[str, Any]  # of every leaf
+    gpu_settings: Mapping[str, Any]  # settings of the recipe where device=cuda
+    required_keys: tuple[str, ...]  # leaves without a default
 
 
 class ComposedTree(NamedTuple):
     """The values that Hydra composes from choices."""
 
-    said: dict[str, Any]
-    refer: bool  # do some of them to others, as in ${task.name}?
+    tree: dict[str, Any]
+    has_references: bool  # do some of them to others, as in ${task.name}?
 
 
-def resolve(asked: RunOrWords) -> Config:
+def resolve(request: RunOrWords) -> Config:
     """Return the configuration of one run.
 
     Raises:
         ValueError: an unknown group, option, key or value; the message lists what there is.
     """
-    run = Run.coerce(asked)
+    run = Run.coerce(request)
     if run.variants:
         return _resolve_variants(run)
-    if idle := next((key for key in run.settings if key.startswith("alternate.")), None):
+    if unused_key := next((key for key in run.settings if key.startswith("alternate.")), None):
         raise ValueError(
-            f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS_ADVICE}"
+            f"{unused_key} is of runs whose variants take turns, and there are no variants; {VARIANTS_ADVICE}"
         )
     return _resolve_settings(run.settings)
 
 
 def _resolve_variants(run: Run) -> Config:
     """Return the configuration of the first variant, with all that take turns in it."""
-    if idle := next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None):
+    if unused_key := next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None):
         raise ValueError(
-            f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
+            f"{unused_key}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
             "leave it out"
         )
     configs = dict[str, Config]()
-    for name, own in run.variants.items():
+    for name, variant_settings in run.variants.items():
         try:
-            configs[name] = _resolve_settings({**run.settings, **own})
+            configs[name] = _resolve_settings({**run.settings, **variant_settings})
         except ValueError as error:
             raise ValueError(f"variant {name}: {error}") from error
     check_variants(configs)
@@ -112,12 +112,12 @@ def _resolve_variants(run: Run) -> Config:
 def _resolve_settings(settings: Mapping[str, Any]) -> Config:
     for key in settings:
         check_settable(key)
-    chosen = {key: str(value) for key, value in settings.items() if key in GROUPS}
-    composed = _compose_choices(tuple(chosen.items()), *conf_folders())
-    given = {key: value for key, value in settings.items() if key not in GROUPS}
+    choices = {key: str(value) for key, value in settings.items() if key in GROUPS}
+    composed = _compose_choices(tuple(choices.items()), *conf_folders())
+    values = {key: value for key, value in settings.items() if key not in GROUPS}
     config = composed.config
-    for key, value in given.items():
-        if key not in composed.types:
+    for key, value in values.items():
+        if key not in composed.type_by_key:
             part, _, name = key.partition(".")
             if part == "cluster" and name in SlurmCluster.__dataclass_fields__:
                 raise ValueError(
@@ -125,18 +125,18 @@ def _resolve_settings(settings: Mapping[str, Any]) -> Config:
                 )
             raise ValueError(
                 describe_unknown(
-                    "key", key, keys_of_same_part(key, [*GROUPS, *settable_types(composed.types)])
+                    "key", key, keys_of_same_part(key, [*GROUPS, *settable_types(composed.type_by_key)])
                 )
             )
-        check_setting(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
+        check_setting(key, value, composed.type_by_key[key], "in the shell, as KEY=\"'010'\"")
         config = config.with_setting(key, value)
     if config.device == "cuda":
-        for key, value in composed.on_gpu.items():
-            config = config if key in given else config.with_setting(key, value)
-    if lacking := next((key for key in composed.needed if key not in given), None):
-        raise ValueError(f"{lacking} has no default: give it a value")
+        for key, value in composed.gpu_settings.items():
+            config = config if key in values else config.with_setting(key, value)
+    if missing_key := next((key for key in composed.required_keys if key not in values), None):
+        raise ValueError(f"{missing_key} has no default: give it a value")
     check_compatibility(config)
-    return _apply_momentum_once(config, "task.momentum" in given)
+    return _apply_momentum_once(config, "task.momentum" in values)
 
 
 def check_settable(key: str) -> None:
@@ -190,25 +190,25 @@ def config_as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(tree)
 
 
-def keys_of_same_part(dotted: str, known: list[str]) -> list[str]:
+def keys_of_same_part(dotted: str, keys: list[str]) -> list[str]:
     """Return the known keys of the part that a key names, or all known keys if there is no such part."""
-    return [name for name in known if name.partition(".")[0] == dotted.partition(".")[0]] or known
+    return [name for name in keys if name.partition(".")[0] == dotted.partition(".")[0]] or keys
 
 
 def _apply_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
     # That of an outer step, after local ones, is of the drift.
-    own = None if config.method.get_setting("every") else config.method.get_setting("momentum")
-    if own and (optimiser := config.task.get_setting("optimiser")) in ("adamw", "muon"):
+    momentum = None if config.method.get_setting("every") else config.method.get_setting("momentum")
+    if momentum and (optimiser := config.task.get_setting("optimiser")) in ("adamw", "muon"):
         raise ValueError(
-            f"method={config.method.name} applies momentum itself (method.momentum={own}), and so does "
+            f"method={config.method.name} applies momentum itself (method.momentum={momentum}), and so does "
             f"task.optimiser={optimiser}; take task.optimiser=sgd, or set method.momentum=0"
         )
-    if not own or not config.task.get_setting("momentum"):
+    if not momentum or not config.task.get_setting("momentum"):
         return config
     if is_given:
         raise ValueError(
-            f"method={config.method.name} applies momentum itself (method.momentum={own}); leave "
+            f"method={config.method.name} applies momentum itself (method.momentum={momentum}); leave "
             "task.momentum out, or set method.momentum=0"
         )
     return config.with_setting("task.momentum", 0)
@@ -219,36 +219,37 @@ def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> Co
     """Return the configuration of these choices: values of conf/, else defaults of fields and signatures."""
     for group, option in choices:
         check_choice(group, option)
-    said = _compose_tree({key: value for key, value in choices if key != "inside"}, folders)
-    on_gpu, of_methods = said.pop("on_gpu", {}), said.pop("method_defaults", {})
-    said["cluster"] = _add_link_inside_nodes(said["cluster"], dict(choices).get("inside"), folders)
+    tree = _compose_tree({key: value for key, value in choices if key != "inside"}, folders)
+    on_gpu = tree.pop("on_gpu", {})
+    of_methods = tree.pop("method_defaults", {})
+    tree["cluster"] = _add_link_inside_nodes(tree["cluster"], dict(choices).get("inside"), folders)
     needed = list[str]()
     for noun, registry in REGISTRIES.items():
-        defaults = registry.defaults(said[noun]["name"])
-        said[noun] = {**defaults, **said[noun]}
+        defaults = registry.defaults(tree[noun]["name"])
+        tree[noun] = {**defaults, **tree[noun]}
         if noun == "method":
-            said[noun] |= {key: value for key, value in of_methods.items() if key in defaults}
-        needed += [f"{noun}.{key}" for key, value in said[noun].items() if value == REQUIRED]
+            tree[noun] |= {key: value for key, value in of_methods.items() if key in defaults}
+        needed += [f"{noun}.{key}" for key, value in tree[noun].items() if value == REQUIRED]
     allowed = setting_types_for(
-        said["method"]["name"],
-        said["task"]["name"],
-        AnyCluster.subclass_for(said["cluster"]),
-        AnyContainer.subclass_for(said["container"]),
-        bool(said["cluster"].get("inside")),
+        tree["method"]["name"],
+        tree["task"]["name"],
+        AnyCluster.subclass_for(tree["cluster"]),
+        AnyContainer.subclass_for(tree["container"]),
+        bool(tree["cluster"].get("inside")),
     )
-    there = dict(_leaves(said))
-    for dotted, value in [*there.items(), *on_gpu.items()]:
+    leaf_values = dict(_leaves(tree))
+    for dotted, value in [*leaf_values.items(), *on_gpu.items()]:
         if dotted not in allowed:
             why = describe_unknown("key", dotted, keys_of_same_part(dotted, list(allowed)))
             raise ValueError(f"{why} (a file of conf/ sets it)")
         if dotted not in needed:
             check_setting(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
     for dotted in ("cluster.where", "container.image"):
-        if dotted in allowed and dotted not in there:
+        if dotted in allowed and dotted not in leaf_values:
             raise ValueError(
                 f"{dotted} is missing: a file of conf/ leaves it out, or sets what it belongs to"
             )
-    return ComposedConfig(Config.from_dict(said), allowed, on_gpu, tuple(needed))
+    return ComposedConfig(Config.from_dict(tree), allowed, on_gpu, tuple(needed))
 
 
 def _compose_tree(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
@@ -263,10 +264,10 @@ def _compose_tree(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict
     firsts = {noun: _names_without_preset(noun)[0] for noun in names}
     with contextlib.suppress(ValueError):  # which names what was asked for
         values = _compose_with_hydra(_format_overrides({**choices, **firsts}), *folders)
-        said = values.said
-        if not values.refer and all(said[noun]["name"] == first for noun, first in firsts.items()):
-            return {**said, **{noun: {**said[noun], "name": name} for noun, name in names.items()}}
-    return dict(_compose_with_hydra(_format_overrides(choices), *folders).said)
+        tree = values.tree
+        if not values.has_references and all(tree[noun]["name"] == first for noun, first in firsts.items()):
+            return {**tree, **{noun: {**tree[noun], "name": name} for noun, name in names.items()}}
+    return dict(_compose_with_hydra(_format_overrides(choices), *folders).tree)
 
 
 def _format_overrides(choices: Mapping[str, str]) -> tuple[str, ...]:
@@ -292,7 +293,7 @@ def _add_link_inside_nodes(
     if name is None or cluster.get("where") != "virtual":
         return cluster
     check_choice("inside", str(name))
-    return {**cluster, "inside": _compose_with_hydra((f"link={name}",), *folders).said["cluster"]["link"]}
+    return {**cluster, "inside": _compose_with_hydra((f"link={name}",), *folders).tree["cluster"]["link"]}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -337,8 +338,11 @@ def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTre
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             words = [*choices, f"hydra.searchpath=[{paths}]"]
             composed = compose("config", overrides=words, return_hydra_config=True)
-        chosen = composed.hydra.runtime.choices
-        names = {group: str(chosen[group]) for group in ("cluster", "link", "container", "profile", "recipe")}
+        runtime_choices = composed.hydra.runtime.choices
+        names = {
+            group: str(runtime_choices[group])
+            for group in ("cluster", "link", "container", "profile", "recipe")
+        }
         with open_dict(composed):
             del composed["hydra"]
         check_number_of_references(raw := OmegaConf.to_container(composed, resolve=False))
@@ -389,51 +393,59 @@ def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
             "of a run does: where and how a run is started is for you to say, not for its record; ask for "
             "the run in words of your own, as `list` and `why` show it"
         )
-    asked = {name: _recover_settings(config) for name, config in configs.items()}
-    found = Run(asked[""]) if set(asked) == {""} else _combine_variants(asked, next(iter(configs.values())))
-    profiles = [name for name in options("profile") if _resolves_to_key(found | {"profile": name}, key)]
+    settings_by_variant = {name: _recover_settings(config) for name, config in configs.items()}
+    run = (
+        Run(settings_by_variant[""])
+        if set(settings_by_variant) == {""}
+        else _combine_variants(settings_by_variant, next(iter(configs.values())))
+    )
+    profiles = [name for name in options("profile") if _resolves_to_key(run | {"profile": name}, key)]
     if not profiles:
         raise ValueError(
-            f"no words mean this run any more: {format_value(' '.join(found.to_words()))} mean another one"
+            f"no words mean this run any more: {format_value(' '.join(run.to_words()))} mean another one"
         )
-    return found if len(profiles) == len(options("profile")) else found | {"profile": profiles[0]}
+    return run if len(profiles) == len(options("profile")) else run | {"profile": profiles[0]}
 
 
-def _combine_variants(asked: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
+def _combine_variants(settings_by_variant: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
     """Return the run whose variants have these settings, and take turns as a recorded configuration says."""
     shared = {
         leaf: value
-        for leaf, value in next(iter(asked.values())).items()
+        for leaf, value in next(iter(settings_by_variant.values())).items()
         if leaf not in KEYS_SET_BY_ALTERNATION
-        and all(leaf in own and own[leaf] == value for own in asked.values())
+        and all(leaf in settings and settings[leaf] == value for settings in settings_by_variant.values())
     }
     turns = flatten(config.get("alternate", {}), "alternate.")
     variants = {
-        name: {leaf: value for leaf, value in own.items() if leaf not in (*shared, *KEYS_SET_BY_ALTERNATION)}
-        for name, own in asked.items()
+        name: {
+            leaf: value for leaf, value in settings.items() if leaf not in (*shared, *KEYS_SET_BY_ALTERNATION)
+        }
+        for name, settings in settings_by_variant.items()
     }
     return Run({**shared, **turns}, variants)
 
 
 def _recover_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that ask for a recorded configuration again, whatever the profile."""
-    chosen = {
+    choices = {
         "method": config["method"]["name"], "task": config["task"]["name"],
         "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],
     }  # fmt: skip
-    own = flatten({name: value for name, value in measured_config(config).items() if name != "alternate"})
+    recorded = flatten(
+        {name: value for name, value in measured_config(config).items() if name != "alternate"}
+    )
     settings = dict[str, Any]()
     for profile in options("profile"):
         try:
-            there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
+            resolved = flatten(measured_config(resolve(choices | {"profile": profile}).as_dict()))
         except ValueError:  # not in this profile: paper's device emulates no link
             continue
-        for name in own | there:
-            value = own.get(name, IMPLIED_SETTINGS.get(name))
-            if value != there.get(name, IMPLIED_SETTINGS.get(name)):
+        for name in recorded | resolved:
+            value = recorded.get(name, IMPLIED_SETTINGS.get(name))
+            if value != resolved.get(name, IMPLIED_SETTINGS.get(name)):
                 is_list = str(value).startswith("[")
                 settings[name] = json.loads(str(value)) if is_list else value
-    return chosen | settings
+    return choices | settings
 
 
 def _resolves_to_key(run: Run, key: str) -> bool:

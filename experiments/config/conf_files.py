@@ -13,7 +13,10 @@ from analysis.records.files import read_bytes
 from sparsify.ranges import format_value
 
 # The largest of ours has 1 KB, 40 values, and lists in a section of a section; none refers to another.
-MAX_BYTES, MAX_VALUES, MAX_DEPTH, MAX_REFERENCES = 2**16, 2000, 20, 20
+MAX_BYTES = 2**16
+MAX_VALUES = 2000
+MAX_DEPTH = 20
+MAX_REFERENCES = 20
 # What YAML reads in base 8 or 60: 010 is 8, and 1:30:00 is 5400.
 NON_DECIMAL_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -67,11 +70,11 @@ def _check_size(events: Iterable[Any], path: Path) -> None:
             anchor, part = parts.pop()
             sizes[anchor] = part
         elif isinstance(event, yaml.AliasEvent):
-            found = sizes.get(event.anchor, YamlSize())
-            if found is None:
+            size = sizes.get(event.anchor, YamlSize())
+            if size is None:
                 line = event.start_mark.line + 1
                 raise ValueError(f"{path}, line {line}: *{event.anchor} stands for a part that contains it")
-            part = found
+            part = size
         elif opens or isinstance(event, yaml.ScalarEvent):
             part = YamlSize(0, 1) if opens else YamlSize()
             sizes[event.anchor] = None if opens else part
@@ -94,7 +97,7 @@ def check_number_of_references(tree: Any) -> None:
     Raises:
         ValueError: there are too many.
     """
-    if (found := str(tree).count("${")) > MAX_REFERENCES:
+    if (count := str(tree).count("${")) > MAX_REFERENCES:
         raise ValueError(
-            f"the files of conf/ refer {found} times to others as ${{...}}, of at most {MAX_REFERENCES}"
+            f"the files of conf/ refer {count} times to others as ${{...}}, of at most {MAX_REFERENCES}"
         )

@@ -54,8 +54,8 @@ class EntryConfig(Settings):
     arguments: Mapping[str, Any]
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> EntryConfig:
-        return cls(given["name"], {key: to_plain(value) for key, value in given.items() if key != "name"})
+    def from_dict(cls, values: Mapping[str, Any]) -> EntryConfig:
+        return cls(values["name"], {key: to_plain(value) for key, value in values.items() if key != "name"})
 
     def as_dict(self) -> dict[str, Any]:
         return {"name": self.name, **{key: to_plain(value) for key, value in self.arguments.items()}}
@@ -226,7 +226,10 @@ class Config(Settings):
     recipe: Text = setting("none", "the file of conf/recipe")
 
     def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "variants": [each.record_beside(self) for each in self.variants] or {}}
+        return {
+            **super().as_dict(),
+            "variants": [variant.record_beside(self) for variant in self.variants] or {},
+        }
 
     def get_setting(self, dotted: str) -> Any:
         return self.as_dict()["variants"] if dotted == "variants" else super().get_setting(dotted)
@@ -254,15 +257,15 @@ class Config(Settings):
 
         It is taken as it stands: when it was resolved, it was checked.
         """
-        taken = {"select": IMPLIED_SETTINGS["select"], **recorded}  # else, what was implied is the default
-        if isinstance(container := taken.get("container", "none"), str):
-            taken["container"] = {"name": container}
+        values = {"select": IMPLIED_SETTINGS["select"], **recorded}  # else, what was implied is the default
+        if isinstance(container := values.get("container", "none"), str):
+            values["container"] = {"name": container}
         variants = tuple(
-            VariantConfig(name, cls.from_record(of_one))
-            for name, of_one in configs_by_variant(recorded).items()
+            VariantConfig(name, cls.from_record(record))
+            for name, record in configs_by_variant(recorded).items()
         )
         return replace(
-            cls.from_dict({key: taken[key] for key in taken if key != "variants"}), variants=variants
+            cls.from_dict({key: values[key] for key in values if key != "variants"}), variants=variants
         )
 
 
@@ -281,14 +284,14 @@ def setting_types_for(
     Args:
         inside: have nodes a link of their own inside?
     """
-    found = dict(_common_setting_types(cluster, container, inside))
+    type_by_key = dict(_common_setting_types(cluster, container, inside))
     if cluster is VirtualCluster and not inside:
-        found["cluster.inside"] = type(None)
+        type_by_key["cluster.inside"] = type(None)
     for registry, name in ((METHODS, method), (TASKS, task)):
         parameters = registry.parameters(name)
-        found |= {f"{registry.noun}.{key}": argument.allowed for key, argument in parameters.items()}
-        found[f"{registry.noun}.name"] = Text
-    return found
+        type_by_key |= {f"{registry.noun}.{key}": argument.allowed for key, argument in parameters.items()}
+        type_by_key[f"{registry.noun}.name"] = Text
+    return type_by_key
 
 
 @cache
@@ -345,7 +348,8 @@ def check_compatibility(config: Config) -> None:
 
 
 def _check_emulated(config: Config, cluster: EmulatedCluster) -> None:
-    link, per_node = cluster.link, cluster.workers_per_node
+    link = cluster.link
+    per_node = cluster.workers_per_node
     if not link.beta_s_per_byte or link.alpha_s is None:
         raise ValueError(
             f"cluster=netns slows a link down to 1 / beta_s_per_byte, and link={link.name} has "
@@ -388,11 +392,12 @@ def check_variants(configs: Mapping[str, Config]) -> None:
         ValueError: which ones, and in what.
     """
     (name, first), *_ = configs.items()
-    shared, chosen = _shared_settings(first), dict[str, str]()
+    shared = _shared_settings(first)
+    name_by_settings = dict[str, str]()
     for other, config in configs.items():
-        own = _shared_settings(config)
-        for dotted in own.keys() | shared.keys():
-            if own.get(dotted) != shared.get(dotted):
+        settings = _shared_settings(config)
+        for dotted in settings.keys() | shared.keys():
+            if settings.get(dotted) != shared.get(dotted):
                 raise ValueError(
                     f"variants {name} and {other} differ in {dotted}, and variants may differ in "
                     f"{', '.join(KEYS_OF_VARIANTS)}; give {dotted} for all of them, or make two runs"
@@ -401,7 +406,7 @@ def check_variants(configs: Mapping[str, Config]) -> None:
         raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
     for other, config in configs.items():
         parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
-        if (same := chosen.setdefault(parts, other)) != other:
+        if (same := name_by_settings.setdefault(parts, other)) != other:
             raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in configs.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":

@@ -69,10 +69,10 @@ def dataset_of_task(task: str) -> str:
         ValueError: there is none of that name.
     """
     dataset = task.rpartition("_")[2]
-    known = dataset_names(DATASETS)
-    if dataset not in known:
+    names = dataset_names(DATASETS)
+    if dataset not in names:
         raise ValueError(
-            f"{describe_unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
+            f"{describe_unknown('data set', dataset, names)}; task {task!r} is named <network>_<data set>"
         )
     return dataset
 
@@ -86,16 +86,16 @@ def dataset_names(folder: Path) -> list[str]:
 @cache
 def _read_preset_table(name: str) -> dict[str, Any]:
     """One of the tables of data sets without a file of their own."""
-    found: dict[str, Any] = read_constant(
+    table: dict[str, Any] = read_constant(
         ROOT / "experiments" / "training" / "datasets" / "_presets.py", name
     )
-    return found
+    return table
 
 
-def resolve_data_root(given: str | None) -> Path:
+def resolve_data_root(setting: str | None) -> Path:
     """Return the folder of all data sets: data.root, else $DATA_ROOT, else data/ of the checkout."""
-    named = Path(given or environment.folder_from_variable("DATA_ROOT") or ROOT / "data")
-    return environment.require_utf8(named.expanduser().resolve(), "the folder of data (DATA_ROOT)")
+    folder = Path(setting or environment.folder_from_variable("DATA_ROOT") or ROOT / "data")
+    return environment.require_utf8(folder.expanduser().resolve(), "the folder of data (DATA_ROOT)")
 
 
 def has_files(root: Path, dataset: str) -> bool:
@@ -147,9 +147,9 @@ def replace_dataset(config: Config, dataset: str) -> Config | None:
     name = task.name.removesuffix(dataset_of_task(task.name)) + dataset
     if name not in TASKS.names():
         return None
-    known = TASKS.defaults(name)
-    kept = {key: value for key, value in task.arguments.items() if key in known}
-    return replace(config, task=EntryConfig(name, kept))
+    defaults = TASKS.defaults(name)
+    arguments = {key: value for key, value in task.arguments.items() if key in defaults}
+    return replace(config, task=EntryConfig(name, arguments))
 
 
 def _suggest_timing_task(config: Config, files: DatasetFiles) -> str:

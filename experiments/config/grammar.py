@@ -70,17 +70,17 @@ def parse_values(key: str, text: str, max_count: int) -> list[Any]:
         listed.shuffle = False  # it would list all of a range first, and the order changes no run
     try:
         if isinstance(listed, Glob) and key in choices.GROUPS:
-            found = listed.filter(choices.options(key))
+            texts = listed.filter(choices.options(key))
         else:
-            found = [*islice(override.sweep_string_iterator(), max_count + 1)]
+            texts = [*islice(override.sweep_string_iterator(), max_count + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:
         raise ValueError(
             f"{format_value(key)}={format_value(text)} lists no values; values are listed as "
             f"{format_value(key)}=a,b, or as range(0,5)"
         ) from error
-    if not found:
+    if not texts:
         raise ValueError(f"{format_value(key)}={format_value(text)} lists nothing")
-    return found if len(found) > max_count else [parse_value(key, one) for one in found]
+    return texts if len(texts) > max_count else [parse_value(key, part) for part in texts]
 
 
 def parse_variants(text: str) -> dict[str, dict[str, Any]]:
@@ -112,8 +112,8 @@ def _parse_override(key: str, text: str) -> Override:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
         raise ValueError(
-            f"{format_value(key)}={format_value(text)} can't be read: {explain_parse_error(text, error)}; text "
-            "with other signs than letters, digits and -_./:+%@ stands in quotes, as in "
+            f"{format_value(key)}={format_value(text)} can't be read: {explain_parse_error(text, error)}; "
+            "text with other signs than letters, digits and -_./:+%@ stands in quotes, as in "
             f"'{format_value(key)}=\"a;b\"'"
         ) from error
 
@@ -128,7 +128,7 @@ def format_setting(value: Any) -> str:
         case list() | tuple():
             return f"[{','.join(map(format_setting, value))}]"
         case Mapping():
-            return f"{{{','.join(f'{key}:{format_setting(one)}' for key, one in value.items())}}}"
+            return f"{{{','.join(f'{key}:{format_setting(part)}' for key, part in value.items())}}}"
         case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _parse_or_none(value):
             return str(QuotedString(value, Quote.double).with_quotes())
     return str(value)

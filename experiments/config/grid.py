@@ -42,11 +42,12 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
             f"these words mean more than {MAX_RUNS} runs, the most at a time; the longest list is "
             f"{format_value(words[longest])}"
         )
-    keys, found = [key for key, _ in axes], list[Run]()
+    keys = [key for key, _ in axes]
+    runs = list[Run]()
     for point in product(*(listed for _, listed in axes)):
         settings = dict(zip(keys, point, strict=True))
-        found.append(Run(settings, settings.pop("variants", {})))
-    return found
+        runs.append(Run(settings, settings.pop("variants", {})))
+    return runs
 
 
 def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
@@ -64,17 +65,22 @@ def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
     profile = requested_profile(words)
     points = expand_grid([word for word in words if not word.startswith("profile=")])
     methods = {_method(point.settings) for point in points}
-    having = {method: _hyperparameters(method) for method in methods} if len(methods) > 1 else {}
-    of_any = frozenset().union(*having.values())
-    lacking = {method: [f"method.{key}" for key in of_any - own] for method, own in having.items()}
-    fitting = [point.without(*lacking.get(_method(point.settings), ())) for point in points]
-    different = list({repr(point): point for point in fitting}.values())
-    if len(different) > MAX_UNCONFIRMED_RUNS and not many:
+    parameters_by_method = (
+        {method: _hyperparameters(method) for method in methods} if len(methods) > 1 else {}
+    )
+    all_parameters = frozenset().union(*parameters_by_method.values())
+    missing_by_method = {
+        method: [f"method.{key}" for key in all_parameters - parameters]
+        for method, parameters in parameters_by_method.items()
+    }
+    runs = [point.without(*missing_by_method.get(_method(point.settings), ())) for point in points]
+    distinct_runs = list({repr(point): point for point in runs}.values())
+    if len(distinct_runs) > MAX_UNCONFIRMED_RUNS and not many:
         raise ValueError(
-            f"these words mean {len(different):,} runs; --yes makes them all, `plan` lists them, and fewer "
-            "values mean fewer runs"
+            f"these words mean {len(distinct_runs):,} runs; --yes makes them all, `plan` lists them, and "
+            "fewer values mean fewer runs"
         )
-    return [compose.resolve(point | {"profile": profile}) for point in different]
+    return [compose.resolve(point | {"profile": profile}) for point in distinct_runs]
 
 
 def _method(settings: Mapping[str, Any]) -> str:
@@ -99,9 +105,9 @@ def split_sweep_name(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if not names:
         return None, rest
     if len(names) > 1 or not SWEEP_NAME.fullmatch(names[0]):
-        given = ", ".join(map(quote, names))
+        listed = ", ".join(map(quote, names))
         raise ValueError(
-            f"sweep={given}: a sweep has one name of at most 40 letters, digits, - and _, as sweep=thesis"
+            f"sweep={listed}: a sweep has one name of at most 40 letters, digits, - and _, as sweep=thesis"
         )
     return names[0], rest
 

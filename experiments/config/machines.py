@@ -36,8 +36,8 @@ class AnyContainer(Settings):
     name: Text = setting("none", "the file of conf/container")
 
     @classmethod
-    def subclass_for(cls, given: Mapping[str, Any]) -> type[AnyContainer]:
-        return AnyContainer if given.get("name", "none") == "none" else Container
+    def subclass_for(cls, values: Mapping[str, Any]) -> type[AnyContainer]:
+        return AnyContainer if values.get("name", "none") == "none" else Container
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,8 @@ class AnyCluster(Settings):
     link: LinkSettings
 
     @classmethod
-    def subclass_for(cls, given: Mapping[str, Any]) -> type[AnyCluster]:
-        return CLUSTERS.get(str(given.get("where")), LocalCluster)
+    def subclass_for(cls, values: Mapping[str, Any]) -> type[AnyCluster]:
+        return CLUSTERS.get(str(values.get("where")), LocalCluster)
 
 
 @dataclass(frozen=True, kw_only=True)

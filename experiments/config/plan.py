@@ -64,26 +64,26 @@ class PlannedRun:
 def default_profile(cluster: str | None) -> str:
     """Return paper where there is a GPU, here or on the cluster that is chosen, else laptop."""
     if cluster is not None:
-        chosen = compose.resolve({"cluster": cluster}).cluster
-        if isinstance(chosen, SlurmCluster):
-            return "laptop" if chosen.gpu == "none" else "paper"
+        settings = compose.resolve({"cluster": cluster}).cluster
+        if isinstance(settings, SlurmCluster):
+            return "laptop" if settings.gpu == "none" else "paper"
     return "paper" if has_gpu() else "laptop"
 
 
-def requested_profile(asked: Run | Sequence[str]) -> str:
+def requested_profile(request: Run | Sequence[str]) -> str:
     """Return the profile that a run or words ask for, else this machine's default.
 
     Words may give other settings several values.
     """
-    words = [] if isinstance(asked, Run) else [word.partition("=") for word in asked]
-    given = asked.settings if isinstance(asked, Run) else {key: text for key, _, text in words}
-    profile = str(given["profile"]) if "profile" in given else default_profile(given.get("cluster"))
+    words = [] if isinstance(request, Run) else [word.partition("=") for word in request]
+    settings = request.settings if isinstance(request, Run) else {key: text for key, _, text in words}
+    profile = str(settings["profile"]) if "profile" in settings else default_profile(settings.get("cluster"))
     if profile not in choices.options("profile"):
         raise ValueError(describe_unknown("profile", profile, choices.options("profile")))
     return profile
 
 
-def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
+def plan_runs(configs: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
     """Return the runs of these configurations, each once, with their data sets.
 
     A data set is downloaded or replaced where it is missing.
@@ -91,15 +91,17 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
     Raises:
         ValueError: no data, or no GPU.
     """
-    here = [config for config in wanted if not isinstance(config.cluster, SlurmCluster)]
-    on_gpus = [config for config in here if config.device == "cuda"]
-    if on_gpus and not has_gpu():
-        what, instead = ("device=cuda", "device=cpu")
-        if on_gpus[0].profile == "paper":
-            what, instead = ("profile=paper (device=cuda)", "profile=laptop")
+    local_configs = [config for config in configs if not isinstance(config.cluster, SlurmCluster)]
+    gpu_configs = [config for config in local_configs if config.device == "cuda"]
+    if gpu_configs and not has_gpu():
+        what = "device=cuda"
+        instead = "device=cpu"
+        if gpu_configs[0].profile == "paper":
+            what = "profile=paper (device=cuda)"
+            instead = "profile=laptop"
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
-    distinct = {run_id(config): config for config in wanted}
+    distinct = {run_id(config): config for config in configs}
     return [PlannedRun(*data_root.ensure_dataset(config, say_once)) for config in distinct.values()]
 
 
@@ -114,10 +116,10 @@ def find_unmeasured_runs(
     for name in by_id:
         for fault in folders.store.describe_damaged(name):
             say(fault)
-    found = {name: folders.store.find_newest_valid(name) for name in by_id}
-    if told := describe_code_changes(filter(None, found.values())):
-        say(told)
-    return [run for run in planned if found[run_id(run.config)] is None]
+    attempt_by_id = {name: folders.store.find_newest_valid(name) for name in by_id}
+    if sentence := describe_code_changes(filter(None, attempt_by_id.values())):
+        say(sentence)
+    return [run for run in planned if attempt_by_id[run_id(run.config)] is None]
 
 
 def describe_code_changes(attempts: Iterable[Attempt]) -> str:
@@ -143,7 +145,7 @@ def changed_code_files(attempt: Attempt) -> list[str]:
     Older records do not say.
     """
     config = attempt.config
-    methods = {each["method"]["name"] for each in (config, *configs_by_variant(config).values())}
+    methods = {variant["method"]["name"] for variant in (config, *configs_by_variant(config).values())}
     task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
     return code_version.changed_sources(

@@ -33,19 +33,19 @@ class Run:
     variants: Mapping[str, RunSettings] = field(default_factory=dict)
 
     @classmethod
-    def coerce(cls, asked: RunOrWords) -> Run:
+    def coerce(cls, request: RunOrWords) -> Run:
         """Return the run that words of the command line or settings mean; a Run is returned as it is.
 
         Raises:
             ValueError: a word can't be read, or gives several values.
         """
-        if isinstance(asked, Run):
-            return asked
-        if isinstance(asked, Mapping):
-            return cls(dict(asked))
+        if isinstance(request, Run):
+            return request
+        if isinstance(request, Mapping):
+            return cls(dict(request))
         from experiments.config import grammar  # Hydra takes its time, and who makes a Run needs none of it
 
-        texts = dict(map(grammar.split_word, asked))
+        texts = dict(map(grammar.split_word, request))
         variants = grammar.parse_variants(texts.pop("variants", "{}"))
         return cls({key: grammar.parse_value(key, text) for key, text in texts.items()}, variants)
 
@@ -57,8 +57,8 @@ class Run:
     def without(self, *keys: str) -> Run:
         """Return this run without these settings; `part.` stands for all settings of a part."""
         parts = tuple(key for key in keys if key.endswith("."))
-        kept = [key for key in self.settings if key not in keys and not key.startswith(parts)]
-        return Run({key: self.settings[key] for key in kept}, self.variants)
+        keys_left = [key for key in self.settings if key not in keys and not key.startswith(parts)]
+        return Run({key: self.settings[key] for key in keys_left}, self.variants)
 
     def to_words(self) -> list[str]:
         """Return the words of the command line that mean this run."""
@@ -69,6 +69,6 @@ class Run:
             for key, value in self.settings.items()
         ]
         if self.variants:
-            named = {name: " ".join(Run(own).to_words()) for name, own in self.variants.items()}
+            named = {name: " ".join(Run(settings).to_words()) for name, settings in self.variants.items()}
             words.append(f"variants={grammar.format_setting(named)}")
         return words

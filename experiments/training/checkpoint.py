@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from experiments.training.step_log import StepLog
 
 FORMAT = 1
-RANK_FILE, SHARED_FILE = "rank{}.pt", "shared{}.pt"
+RANK_FILE = "rank{}.pt"
+SHARED_FILE = "shared{}.pt"
 NUM_KEPT = 2
 BLOCK_BYTES = 2**20  # bytes that are read at a time
 
@@ -123,7 +124,10 @@ class Checkpointer:
         every_min: float | None,
         device: torch.device,
     ) -> None:
-        self.attempt, self.comm, self.log, self.device = attempt, comm, log, device
+        self.attempt = attempt
+        self.comm = comm
+        self.log = log
+        self.device = device
         self.agreement = StopAgreement(comm, stop, None if every_min is None else 60 * every_min)
         self.found: dict[str, Any] | None = None
 
@@ -136,12 +140,15 @@ class Checkpointer:
         """
         check_not_link(self.attempt.checkpoints)
         gathered = gather_json(self.comm, self._candidates() if self.comm.rank == 0 else [], self.device)
-        step, log_bytes, faults = 0, 0, []
+        step = 0
+        log_bytes = 0
+        faults = []
         for candidate in gathered[0]:
             whys = gather_json(self.comm, self._load(candidate), self.device)
             why = next((f"{why} (rank {rank})" for rank, why in enumerate(whys) if why), None)
             if why is None:
-                step, log_bytes = candidate["step"], candidate["ranks"][self.comm.rank]["log_bytes"]
+                step = candidate["step"]
+                log_bytes = candidate["ranks"][self.comm.rank]["log_bytes"]
                 break
             faults.append({"step": candidate["step"], "why": why})
         if not step:
@@ -162,9 +169,10 @@ class Checkpointer:
         """Put what was found into its place; returns the number of steps done."""
         if self.found is None:
             return 0
-        found, self.found = self.found, None
-        state.restore(found)
-        return int(found["aggregator"]["step"])
+        saved = self.found
+        self.found = None
+        state.restore(saved)
+        return int(saved["aggregator"]["step"])
 
     def end_step(self, done: int, state: TrainingState) -> None:
         """Save if the workers agreed to.
@@ -188,7 +196,8 @@ class Checkpointer:
         Raises:
             OSError: on all workers, if one of them could not write its part. Nothing of it is left.
         """
-        folder, rank = self.attempt.checkpoints / str(done), self.comm.rank
+        folder = self.attempt.checkpoints / str(done)
+        rank = self.comm.rank
         failed: OSError | None = None
         shared = state.shared()
         digests = gather_json(self.comm, state_digest(shared), self.device)
@@ -204,7 +213,8 @@ class Checkpointer:
                 "shared": write_state(folder / SHARED_FILE.format(rank), shared) if same_as == rank else None,
             }
         except OSError as error:
-            failed, note = error, {"errno": error.errno, "why": error.strerror}
+            failed = error
+            note = {"errno": error.errno, "why": error.strerror}
         notes = gather_json(self.comm, note, self.device)
         if refused := [other for other, written in enumerate(notes) if "errno" in written]:
             if rank == 0:
@@ -246,7 +256,8 @@ class Checkpointer:
 
     def _load(self, candidate: Mapping[str, Any]) -> str | None:
         """Read this rank's part; returns what is wrong with it."""
-        notes, folder = candidate["ranks"], self.attempt.checkpoints / str(candidate["step"])
+        notes = candidate["ranks"]
+        folder = self.attempt.checkpoints / str(candidate["step"])
         note = notes[self.comm.rank]
         same_as = note["same_as"]
         is_one = len({part["same_as"] for part in notes}) == 1
@@ -266,8 +277,8 @@ class Checkpointer:
         for fault in faults:
             print(f"the checkpoint of step {fault['step']} is passed over: {fault['why']}", file=sys.stderr)
         print(f"going on from step {step}", file=sys.stderr)
-        known = self.attempt.manifest.get("faulty_checkpoints", [])
-        self.attempt.update_manifest(faulty_checkpoints=[*known, *faults])
+        earlier_faults = self.attempt.manifest.get("faulty_checkpoints", [])
+        self.attempt.update_manifest(faulty_checkpoints=[*earlier_faults, *faults])
 
 
 # Files of states, each either whole or refused.
@@ -285,7 +296,8 @@ class DigestingFile:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size = file, 0
+        self.file = file
+        self.size = 0
         self.sha256 = hashlib.sha256()
         self.error: OSError | None = None
 

@@ -42,7 +42,8 @@ class CudaGraphRecorder:
         Raises:
             RuntimeError: something in it can't be recorded, or the device's memory is full.
         """
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.stream.device)
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.stream.device)
         # The outer one returns to the current stream, which `graph` does not after a capture that failed.
         # Other threads may use the device meanwhile, as nccl's watchdog does.
         with (
@@ -79,8 +80,12 @@ class GraphedStep:
         recorder: CudaGraphRecorder,
         say: Callable[[str], None],
     ) -> None:
-        self.work, self.gradients, self.recorder, self.say = work, gradients, recorder, say
-        self.parameters, self.buffers = [*model.parameters()], [*model.buffers()]
+        self.work = work
+        self.gradients = gradients
+        self.recorder = recorder
+        self.say = say
+        self.parameters = [*model.parameters()]
+        self.buffers = [*model.buffers()]
         self.outcome: str | None = None
         self.is_off = False
         self.places: Any = None
@@ -93,7 +98,9 @@ class GraphedStep:
         if self.is_off:
             return self.work(inputs, labels)
         if (places := self._places(inputs, labels)) != self.places:
-            self.places, self.steps, self.repeat = places, 0, None
+            self.places = places
+            self.steps = 0
+            self.repeat = None
         self.steps += 1
         if self.repeat is None:
             if self.steps > NUM_WARMUP_STEPS:
@@ -111,15 +118,16 @@ class GraphedStep:
     def _repeat(self, inputs: Tensor, labels: Tensor) -> Tensor:
         assert self.static is not None
         assert self.repeat is not None
-        for static, given in zip(self.static, (inputs, labels), strict=True):
-            static.copy_(given)
+        for static, batch_tensor in zip(self.static, (inputs, labels), strict=True):
+            static.copy_(batch_tensor)
         self.repeat()
         return self.loss.clone()  # the next step writes to the same place
 
     def _try(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Record the work, do this step plainly, and compare. The host waits, this once."""
         written = [self.gradients.flat, *self.buffers]
-        before, why = [tensor.clone() for tensor in written], None
+        before = [tensor.clone() for tensor in written]
+        why = None
         try:
             self.static = static = inputs.clone(), labels.clone()
             self.loss, self.repeat = self.recorder.record(lambda: self.work(*static))
@@ -141,7 +149,8 @@ class GraphedStep:
         return loss
 
     def _turn_off(self, why: str) -> None:
-        self.is_off, self.outcome = True, why
+        self.is_off = True
+        self.outcome = why
         self.static = self.repeat = None
         self.loss = torch.empty(0)
         self.recorder.release()

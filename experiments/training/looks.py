@@ -30,7 +30,8 @@ from experiments.training.step_log import MeasurementLog
 from sparsify.core.bucket import Bucket
 from sparsify.types import BucketContext, SelectionHook, SparseVector
 
-HISTOGRAM_EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
+HISTOGRAM_EDGE = 6.0  # standard deviations from 0 to the last bin's end
+BINS = 60
 DENSITIES = tuple(10 ** (at / 4) for at in range(-16, 0))  # 0.0001 to 0.56
 LAGS = (1, 2, 5, 10, 20, 50)  # looks between two that are compared
 MIN_ELEMENTS = 1000  # elements; smaller tensors are not looked at by themselves
@@ -61,8 +62,8 @@ class CapturedEnergy:
         """
         if not self.norms:
             return None
-        sent, there = torch.stack(self.norms).square().sum(dim=0).tolist()
-        return sent / there if there else None
+        sent, total = torch.stack(self.norms).square().sum(dim=0).tolist()
+        return sent / total if total else None
 
 
 def combine_hooks(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHook | None:
@@ -87,7 +88,9 @@ class SelectionLooks:
     """
 
     def __init__(self, buckets: Sequence[Bucket], log: MeasurementLog, every: int, seed: int) -> None:
-        self.log, self.every, self.buckets = log, every, buckets
+        self.log = log
+        self.every = every
+        self.buckets = buckets
         self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
         self.draws = BucketContext(seed, 0, BUCKET_NUMBER).make_generator_for_rank(torch.device("cpu"))
 
@@ -106,37 +109,43 @@ class SelectionLooks:
         values = acc.float().cpu()
         selected = torch.zeros(len(values), dtype=torch.bool)
         selected[sent.indices.long().cpu()] = True
-        is_whole, sizes = len(self.buckets) == 1, [math.prod(shape) for shape in bucket.shapes]
+        is_whole = len(self.buckets) == 1
+        sizes = [math.prod(shape) for shape in bucket.shapes]
         self._note(step, "left_out", ALL if is_whole else bucket.names[0], DENSITIES, left_out_energy(values))
         tensors = zip(bucket.names, values.split(sizes), selected.split(sizes), strict=True)
-        looked_at = [one for one in tensors if len(one[1]) >= MIN_ELEMENTS]
-        for name, own, mine in [*looked_at, (ALL, values, selected)] if is_whole else looked_at:
-            self._note(step, "histogram", name, *histogram(own))
+        looked_at = [tensor for tensor in tensors if len(tensor[1]) >= MIN_ELEMENTS]
+        for name, tensor_values, tensor_selected in (
+            [*looked_at, (ALL, values, selected)] if is_whole else looked_at
+        ):
+            self._note(step, "histogram", name, *histogram(tensor_values))
             if name != ALL:
-                self._note(step, "heat", name, range(SLICES), selected_shares(mine))
+                self._note(step, "heat", name, range(SLICES), selected_shares(tensor_selected))
             if step == 0:
-                self._note(step, "size", name, [0], [float(len(own))])
-            density = float(mine.double().mean())
+                self._note(step, "size", name, [0], [float(len(tensor_values))])
+            density = float(tensor_selected.double().mean())
             for size in REGIONS:
-                self._compare(step, f"{name}/{size}", selected_regions(own, mine, size, density))
+                self._compare(
+                    step, f"{name}/{size}", selected_regions(tensor_values, tensor_selected, size, density)
+                )
 
-    def _compare(self, step: int, of: str, now: Tensor) -> None:
+    def _compare(self, step: int, name: str, now: Tensor) -> None:
         """Remember the selected regions, and note how many of those selected earlier are among them."""
-        kept = self.earlier.setdefault(of, deque(maxlen=max(LAGS)))
-        count, lags = int(now.sum()), [lag for lag in LAGS if lag <= len(kept)]
+        earlier = self.earlier.setdefault(name, deque(maxlen=max(LAGS)))
+        count = int(now.sum())
+        lags = [lag for lag in LAGS if lag <= len(earlier)]
         if count and lags:
-            again = [float((kept[-lag] & now).sum() / kept[-lag].sum().clamp(min=1)) for lag in lags]
+            again = [float((earlier[-lag] & now).sum() / earlier[-lag].sum().clamp(min=1)) for lag in lags]
             chance = torch.zeros_like(now)
             chance[torch.randperm(len(now), generator=self.draws)[:count]] = True
-            drawn = [float((kept[-lag] & chance).sum() / kept[-lag].sum().clamp(min=1)) for lag in lags]
+            drawn = [float((earlier[-lag] & chance).sum() / earlier[-lag].sum().clamp(min=1)) for lag in lags]
             steps = [lag * self.every for lag in lags]
-            self._note(step, "kept", of, steps, again)
-            self._note(step, "shuffled", of, steps, drawn)
-        kept.append(now)
+            self._note(step, "kept", name, steps, again)
+            self._note(step, "shuffled", name, steps, drawn)
+        earlier.append(now)
 
-    def _note(self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]) -> None:
+    def _note(self, step: int, what: str, name: str, xs: Sequence[float], values: Sequence[float]) -> None:
         if all(map(math.isfinite, values)):  # of what diverged there is nothing to see
-            self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
+            self.log.add("look", step=step, what=what, of=name, xs=[*map(float, xs)], values=[*values])
 
 
 def histogram(values: Tensor) -> tuple[list[float], list[float]]:
@@ -146,9 +155,9 @@ def histogram(values: Tensor) -> tuple[list[float], list[float]]:
         return [], []
     width = 2 * HISTOGRAM_EDGE / BINS
     counts = torch.histc(values / scale, BINS, -HISTOGRAM_EDGE, HISTOGRAM_EDGE)
-    middles = [-HISTOGRAM_EDGE + width * (at + 0.5) for at in range(BINS)]
-    found: list[float] = (counts / len(values) / width).tolist()
-    return middles, found
+    middles = [-HISTOGRAM_EDGE + width * (index + 0.5) for index in range(BINS)]
+    densities: list[float] = (counts / len(values) / width).tolist()
+    return middles, densities
 
 
 def left_out_energy(values: Tensor) -> list[float]:
@@ -161,8 +170,8 @@ def left_out_energy(values: Tensor) -> list[float]:
 
 def selected_shares(selected: Tensor) -> list[float]:
     """Return the share of each of `SLICES` slices that was selected."""
-    found: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
-    return found
+    shares: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
+    return shares
 
 
 def selected_regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
@@ -174,6 +183,6 @@ def selected_regions(values: Tensor, selected: Tensor, size: int, density: float
         return selected
     norms = functional.pad(values, (0, -len(values) % size)).view(-1, size).norm(dim=1)
     count = max(1, round(density * len(norms)))
-    found = torch.zeros(len(norms), dtype=torch.bool)
-    found[norms.topk(count).indices] = True
-    return found
+    is_selected = torch.zeros(len(norms), dtype=torch.bool)
+    is_selected[norms.topk(count).indices] = True
+    return is_selected

@@ -83,17 +83,26 @@ class Trainer:
         settings: LoopSettings,
         checkpointer: Checkpointer | None = None,
     ) -> None:
-        seed, device, dtype = settings.seed, settings.device, settings.dtype
-        self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
+        seed = settings.seed
+        device = settings.device
+        dtype = settings.dtype
+        self.task = task
+        self.data = data
+        self.comm = comm
+        self.timer = timer
+        self.settings = settings
         self.checkpointer = checkpointer
         self.model = task.make_model(data, seed, device, dtype)
         if settings.mixed:
             self.model.forward = with_bf16_products(self.model.forward, device)
-        instrumented, named = InstrumentedComm(comm, timer, self.wait_for_loss), self.model.named_parameters()
-        self.local, self.overlap = None, None
+        instrumented = InstrumentedComm(comm, timer, self.wait_for_loss)
+        named = self.model.named_parameters()
+        self.local = None
+        self.overlap = None
         self.aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):
-            make, select = task.make_optimizer, settings.select
+            make = task.make_optimizer
+            select = settings.select
             self.aggregator = self.local = LocalReplica(
                 method, self.model, make, instrumented, timer, seed, select
             )
@@ -123,7 +132,8 @@ class Trainer:
         self.unread: Tensor | None = None  # as published, the loss that nobody has read
         self.recorded = None
         if settings.recorder and timer.mode == "production" and not self.overlap:
-            work, gradients = self.forward_and_backward, self.aggregator.gradients
+            work = self.forward_and_backward
+            gradients = self.aggregator.gradients
             self.recorded = GraphedStep(work, self.model, gradients, settings.recorder, self.print_on_rank_0)
 
     def run(self, progress: Callable[[int], None] = lambda step: None) -> TrainedModel:
@@ -141,9 +151,13 @@ class Trainer:
 
     def step(self) -> None:
         """One step of all workers."""
-        step, epoch = self.done, self.done // self.steps_per_epoch
-        timer, aggregator, overlap = self.timer, self.aggregator, self.overlap
-        published, metrics = timer.mode == "as_published", None
+        step = self.done
+        epoch = self.done // self.steps_per_epoch
+        timer = self.timer
+        aggregator = self.aggregator
+        overlap = self.overlap
+        published = timer.mode == "as_published"
+        metrics = None
         validates = self.validates_after(step) and not published
         owes = published and step > 0 and self.validates_after(step - 1)
         watch = CapturedEnergy() if validates and not self.local else None
@@ -220,7 +234,8 @@ class Trainer:
 
         Its backward hook has compressed and begun to send by then, and its final wait is yet to come.
         """
-        loss, self.unread = self.unread, None
+        loss = self.unread
+        self.unread = None
         if loss is not None:
             with self.timer.phase("backward"):
                 loss.item()
@@ -265,7 +280,8 @@ class Trainer:
 
         Collective, after `step` told of it on all ranks.
         """
-        epoch, nothing = (self.done - 1) // self.steps_per_epoch, Metrics(math.nan)
+        epoch = (self.done - 1) // self.steps_per_epoch
+        nothing = Metrics(math.nan)
         self.log.end_epoch(epoch, self.done - 1, nothing if self.comm.rank == 0 else None)
         return self._end()
 
@@ -306,9 +322,9 @@ def with_bf16_products(
 
 def summarize_search(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
-    found = aggregator.search_stats()
-    total = sum(found.values(), SearchStats())
-    return {"kernel": " and ".join(found) or None, **asdict(total)}
+    stats_by_kernel = aggregator.search_stats()
+    total = sum(stats_by_kernel.values(), SearchStats())
+    return {"kernel": " and ".join(stats_by_kernel) or None, **asdict(total)}
 
 
 def seconds_late(late: LatenessSettings, seed: int, step: int, rank: int, size: int) -> float:

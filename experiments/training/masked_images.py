@@ -55,13 +55,13 @@ class MaskedImageTask(Task):
     patch: int = 16
 
     def draw_batch(
-        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+        self, data: Dataset, indices: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        images, labels = super().draw_batch(data, chosen, generator, dtype)
+        images, labels = super().draw_batch(data, indices, generator, dtype)
         return self.append_mask_numbers(images, generator), labels
 
-    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        images, labels = super().evaluation_batch(data, some, dtype)
+    def evaluation_batch(self, data: Dataset, split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        images, labels = super().evaluation_batch(data, split, dtype)
         return self.append_mask_numbers(images, Generator(images.device).manual_seed(0)), labels
 
     def append_mask_numbers(self, images: Tensor, generator: Generator) -> Tensor:
@@ -90,7 +90,8 @@ class MAE(nn.Module):
     def __init__(self, channels: int, pixels: int, size: ModelSize) -> None:
         super().__init__()
         transformers = import_transformers("The masked autoencoder")
-        self.shape, self.patches = (channels, pixels, pixels), (pixels // size.patch) ** 2
+        self.shape = (channels, pixels, pixels)
+        self.patches = (pixels // size.patch) ** 2
         self.model = transformers.ViTMAEForPreTraining(
             transformers.ViTMAEConfig(
                 image_size=pixels,
@@ -110,7 +111,8 @@ class MAE(nn.Module):
                 norm_pix_loss=True,
             )
         )
-        embeddings, decoder = self.model.vit.embeddings, self.model.decoder
+        embeddings = self.model.vit.embeddings
+        decoder = self.model.decoder
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight.flatten(1))  # a view
@@ -132,9 +134,9 @@ class MAE(nn.Module):
 
 def _fix_positions(module: nn.Module, name: str, side: int) -> None:
     """Replace a parameter by sines of positions, for patches in rows of `side`."""
-    given = getattr(module, name)
+    parameter = getattr(module, name)
     delattr(module, name)
-    module.register_buffer(name, sine_positions(side, given.shape[-1]).to(given.device))
+    module.register_buffer(name, sine_positions(side, parameter.shape[-1]).to(parameter.device))
 
 
 def sine_positions(side: int, width: int) -> Tensor:

@@ -113,7 +113,8 @@ class ResidualBlock(nn.Module):
             self.around = nn.Sequential(
                 nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
             )
-        self.stride, self.new_channels = stride, 0 if projects else width - channels
+        self.stride = stride
+        self.new_channels = 0 if projects else width - channels
 
     def forward(self, inputs: Tensor) -> Tensor:
         around = self.around(inputs)
@@ -218,8 +219,8 @@ class HalvingBlock(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         half = self.first(inputs)
-        found: Tensor = half + self.second(half)
-        return found
+        outputs: Tensor = half + self.second(half)
+        return outputs
 
 
 class ScaledLogits(nn.Module):
@@ -240,7 +241,8 @@ def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
     After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
     """
     whitening = Whitening(channels)
-    layers, width = list[nn.Module]([whitening, nn.GELU()]), whitening.width
+    layers = list[nn.Module]([whitening, nn.GELU()])
+    width = whitening.width
     for wider in (64, 128, 256):
         layers.append(HalvingBlock(width, wider))
         width = wider

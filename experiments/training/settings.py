@@ -37,22 +37,24 @@ class Settings(Mapping[str, Any]):
     """
 
     @classmethod
-    def subclass_for(cls, given: Mapping[str, Any]) -> type[Settings]:
+    def subclass_for(cls, values: Mapping[str, Any]) -> type[Settings]:
         """Return the subclass whose fields these values are for."""
         return cls
 
     @classmethod
-    def from_dict(cls: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
+    def from_dict(cls: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
         """One with these values, nested, and the defaults of all others; names that it lacks are ignored."""
-        kind, values = cls.subclass_for(given), {}
+        kind = cls.subclass_for(values)
+        arguments = {}
         for name, allowed in field_types(kind).items():
-            if name in given:
-                value, inner = given[name], nested_settings_class(allowed)
-                values[name] = (
+            if name in values:
+                value = values[name]
+                inner = nested_settings_class(allowed)
+                arguments[name] = (
                     inner.from_dict(value) if inner and isinstance(value, Mapping) else _freeze(value)
                 )
-        made: SettingsT = kind(**values)  # type: ignore[assignment]  # `kind` is a subclass
-        return made
+        settings: SettingsT = kind(**arguments)  # type: ignore[assignment]  # `kind` is a subclass
+        return settings
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as records have them: nested dicts, lists, numbers, words."""
@@ -109,19 +111,19 @@ def iterate_setting_types(kind: Any, kinds: Mapping[str, Any], prefix: str = "")
 
 def setting_meaning(allowed: Any) -> str:
     """Return the meaning of a setting, which its type is annotated with."""
-    said = get_args(allowed) if get_origin(allowed) is Annotated else ()
-    return next((part for part in said if isinstance(part, str)), "")
+    annotations = get_args(allowed) if get_origin(allowed) is Annotated else ()
+    return next((part for part in annotations if isinstance(part, str)), "")
 
 
 @cache
 def field_types(kind: Any) -> dict[str, Any]:
     """Return the fields of a class and their types, annotated with their meanings."""
-    found = get_type_hints(kind, include_extras=True)
+    types = get_type_hints(kind, include_extras=True)
     return {
-        each.name: Annotated[found[each.name], said]
-        if (said := each.metadata.get("meaning"))
-        else found[each.name]
-        for each in fields(kind)
+        field.name: Annotated[types[field.name], meaning]
+        if (meaning := field.metadata.get("meaning"))
+        else types[field.name]
+        for field in fields(kind)
     }
 
 
@@ -135,7 +137,7 @@ def nested_settings_class(allowed: Any) -> type[Settings] | None:
 @cache
 def _defaults_of_added_fields(kind: Any) -> dict[str, Any]:
     """Return the defaults of fields that were added after runs had been recorded."""
-    return {each.name: each.default for each in fields(kind) if each.metadata.get("since")}
+    return {field.name: field.default for field in fields(kind) if field.metadata.get("since")}
 
 
 def to_plain(value: Any) -> Any:

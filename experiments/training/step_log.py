@@ -45,7 +45,10 @@ class StepLog:
     """
 
     def __init__(self, timer: PhaseTimer, comm: Comm, log: MeasurementLog, device: torch.device) -> None:
-        self.timer, self.comm, self.log, self.device = timer, comm, log, device
+        self.timer = timer
+        self.comm = comm
+        self.log = log
+        self.device = device
         self.waiting: list[dict[str, Any]] = []
         self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, until somebody looks
         self.names: list[str] = []  # of these tensors
@@ -98,11 +101,11 @@ class StepLog:
             NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that
                 nobody has looked for.
         """
-        samples = self.timer.finish_window(self._gather)
+        samples = self.timer.finish_window_and_split_waits(self._gather)
         trouble = self._find_nonfinite_gradient()
         # A step is as long on the workers that waited for one that was suspended.
         stops_of_ranks = self._gather([float(sample.stops) for sample in samples])
-        stops_of_steps = [int(max(of_ranks)) for of_ranks in zip(*stops_of_ranks, strict=True)]
+        stops_of_steps = [int(max(stops_by_rank)) for stops_by_rank in zip(*stops_of_ranks, strict=True)]
         for sample, stops, numbers in zip(samples, stops_of_steps, to_numbers(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             numbers["stops"] = stops
@@ -135,7 +138,7 @@ class StepLog:
         """
         names = {name: "train_loss" if name == "loss" else name for name in self.epoch[0]}
         means = {
-            recorded: math.fsum(each[name] for each in self.epoch) / len(self.epoch)
+            recorded: math.fsum(step_values[name] for step_values in self.epoch) / len(self.epoch)
             for name, recorded in names.items()
         }
         self.epoch.clear()
@@ -170,21 +173,22 @@ class StepLog:
         """
         if not self.finite:
             return None
-        flags, self.finite = host_sync.to_host(torch.stack(self.finite)), []
-        first = next((at for at, fine in enumerate(flags) if not all(fine)), len(flags))
+        flags = host_sync.to_host(torch.stack(self.finite))
+        self.finite = []
+        first = next((index for index, fine in enumerate(flags) if not all(fine)), len(flags))
         tensor = flags[first].index(False) if first < len(flags) else 0
-        found = self._gather([first, tensor])
-        rank = min(range(len(found)), key=lambda rank: found[rank][0])
-        bad_step, bad_tensor = map(int, found[rank])
+        first_by_rank = self._gather([first, tensor])
+        rank = min(range(len(first_by_rank)), key=lambda rank: first_by_rank[rank][0])
+        bad_step, bad_tensor = map(int, first_by_rank[rank])
         if bad_step >= len(flags):
             return None
         steps = [values["step"] for values in self.waiting]
         return NonFiniteGradientError(rank, steps[bad_step], self.names[bad_tensor], noticed_after=steps[-1])
 
-    def _gather(self, mine: list[float]) -> list[list[float]]:
-        gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))
-        found: list[list[float]] = host_sync.to_host(torch.stack(gathered))
-        return found
+    def _gather(self, numbers: list[float]) -> list[list[float]]:
+        gathered = self.comm.all_gather(torch.tensor(numbers, dtype=torch.float64, device=self.device))
+        rows: list[list[float]] = host_sync.to_host(torch.stack(gathered))
+        return rows
 
 
 def to_numbers(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

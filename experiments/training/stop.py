@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # a worker listens for signals before torch is loaded, which 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 _continued = list[float]()  # when this process went on after it was stopped, as by `scontrol suspend`
 MAX_WAIT_ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
-GO_ON, SAVE, STOP = 0, 1, 2
+GO_ON = 0
+SAVE = 1
+STOP = 2
 
 
 def count_continuations() -> int:
@@ -75,7 +77,8 @@ class StopSignal:
 VOTE_INTERVAL_S = 0.5
 # Over a link with distance one travels for longer than that: who waited so long for it votes half as often,
 # down to once in so many seconds.
-LONG_WAIT_S, MAX_VOTE_INTERVAL_S = 0.02, 8.0
+LONG_WAIT_S = 0.02
+MAX_VOTE_INTERVAL_S = 8.0
 MAX_STEPS = 1000  # between two votes, should steps take no time at all
 
 
@@ -93,8 +96,12 @@ class StopAgreement:
         save_every_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.comm, self.stop, self.save_every_s, self.clock = comm, stop, save_every_s, clock
-        self.gap, self.steps = 1, 0  # steps between two votes, and since the last one
+        self.comm = comm
+        self.stop = stop
+        self.save_every_s = save_every_s
+        self.clock = clock
+        self.gap = 1  # steps between two votes
+        self.steps = 0  # since the last vote
         self.votes_s = VOTE_INTERVAL_S  # between two of them
         self.voted_at = self.saved_at = clock()
 
@@ -111,11 +118,13 @@ class StopAgreement:
         self.steps += 1
         if self.steps < self.gap:
             return GO_ON
-        mine, began = self._word() * (MAX_STEPS + 1) + self._proposal(), self.clock()
-        word, gap = divmod(self.comm.lagged_max(mine), MAX_STEPS + 1)
-        if self.clock() - began > LONG_WAIT_S:
+        own_vote = self._word() * (MAX_STEPS + 1) + self._proposal()
+        started_s = self.clock()
+        word, gap = divmod(self.comm.lagged_max(own_vote), MAX_STEPS + 1)
+        if self.clock() - started_s > LONG_WAIT_S:
             self.votes_s = min(2 * self.votes_s, MAX_VOTE_INTERVAL_S)
-        self.gap, self.steps = max(gap, 1), 0
+        self.gap = max(gap, 1)
+        self.steps = 0
         return word
 
     def _word(self) -> int:
@@ -129,7 +138,8 @@ class StopAgreement:
     def _proposal(self) -> int:
         """Rank 0's alone: clocks and loads differ."""
         now = self.clock()
-        took, self.voted_at = now - self.voted_at, now
+        elapsed_s = now - self.voted_at
+        self.voted_at = now
         if self.comm.rank:
             return 0
-        return min(int(self.votes_s * self.steps / took), MAX_STEPS) if took > 0 else MAX_STEPS
+        return min(int(self.votes_s * self.steps / elapsed_s), MAX_STEPS) if elapsed_s > 0 else MAX_STEPS

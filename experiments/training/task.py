@@ -131,22 +131,23 @@ class Task:
         while True:
             sampler.set_epoch(data_pass)
             order = host_sync.to_device(list(sampler), data.train.labels)
-            for at in range(skipped, per_pass):
-                start = at * self.batch_size
-                chosen = order[start : start + self.batch_size]
-                yield self.draw_batch(data, chosen, generator, dtype)
-            data_pass, skipped = data_pass + 1, 0
+            for batch in range(skipped, per_pass):
+                start = batch * self.batch_size
+                indices = order[start : start + self.batch_size]
+                yield self.draw_batch(data, indices, generator, dtype)
+            data_pass = data_pass + 1
+            skipped = 0
 
     def draw_batch(
-        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+        self, data: Dataset, indices: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of training examples, (B,) indices, with all that is drawn for them."""
-        inputs = data.augment(chosen, generator).to(dtype)
-        return self.to_model_layout(data.normalize(inputs)), data.train.labels[chosen]
+        inputs = data.augment(indices, generator).to(dtype)
+        return self.to_model_layout(data.normalize(inputs)), data.train.labels[indices]
 
-    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def evaluation_batch(self, data: Dataset, split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of examples to be evaluated, always the same."""
-        return self.to_model_layout(data.normalize(data.read_images(some.images).to(dtype))), some.labels
+        return self.to_model_layout(data.normalize(data.read_images(split.images).to(dtype))), split.labels
 
     def to_model_layout(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
@@ -169,8 +170,8 @@ class Task:
         tested = split or data.test
         sums = []
         for start in range(0, len(tested.labels), self.eval_batch):
-            some = Split(*(part[start : start + self.eval_batch] for part in tested))
-            inputs, labels = self.evaluation_batch(data, some, dtype)
+            batch = Split(*(part[start : start + self.eval_batch] for part in tested))
+            inputs, labels = self.evaluation_batch(data, batch, dtype)
             sums.append(self.metric_sums(model(inputs), labels))
         model.train()
         count, loss, *hits = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
@@ -178,7 +179,8 @@ class Task:
 
     def metric_sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return a batch's number of labels, the sum of their loss, hits, and hits among five."""
-        outputs, labels = outputs.flatten(0, -2), labels.flatten()
+        outputs = outputs.flatten(0, -2)
+        labels = labels.flatten()
         loss = functional.cross_entropy(outputs, labels, reduction="sum")
         hits = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
         counted = (labels != IGNORED_LABEL).sum()
@@ -187,10 +189,10 @@ class Task:
 
 def group_by_weight_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Return an optimizer's groups: decayed tensors of more than one dimension, and the others."""
-    known = [*parameters]
+    all_parameters = [*parameters]
     return [
-        {"params": [p for p in known if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in known if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in all_parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in all_parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
 
 
@@ -252,8 +254,8 @@ class FastImageTask(Task):
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         rate = super().learning_rate(step, steps_per_epoch)
-        left = self.lr_zero_epoch - step / steps_per_epoch
-        return rate * min(1.0, max(0.0, left / (self.lr_zero_epoch - self.lr_warmup_epochs)))
+        epochs_left = self.lr_zero_epoch - step / steps_per_epoch
+        return rate * min(1.0, max(0.0, epochs_left / (self.lr_zero_epoch - self.lr_warmup_epochs)))
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, labels, label_smoothing=self.smoothing)

@@ -49,11 +49,12 @@ class VectorTask(Task):
         first: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this worker's gradients, without end: (n,) views, and nothing to compare with."""
-        own = BucketContext(seed, rank, BUCKET_NUMBER)
-        spare, step = min(SPARE_ELEMENTS, self.elements), first
-        long = draw_gradient(self.elements + spare, self.overlap, own).to(generator.device, dtype)
+        context = BucketContext(seed, rank, BUCKET_NUMBER)
+        spare = min(SPARE_ELEMENTS, self.elements)
+        step = first
+        long = draw_gradient(self.elements + spare, self.overlap, context).to(generator.device, dtype)
         while True:
-            start = own.without_rank.random_key_for_rank(step) % (spare + 1)
+            start = context.without_rank.random_key_for_rank(step) % (spare + 1)
             yield long[start : start + self.elements], long[:0]
             step += 1
 
@@ -61,17 +62,17 @@ class VectorTask(Task):
         return outputs
 
 
-def draw_gradient(count: int, overlap: float, own: BucketContext) -> Tensor:
+def draw_gradient(count: int, overlap: float, context: BucketContext) -> Tensor:
     """(count,) float32, of one worker.
 
     An element is alike on all workers with probability `overlap`, else each draws its own. So of a worker's k
     largest about that share is among the k largest of every other one.
     """
-    common = own.without_rank.make_generator_for_rank(torch.device("cpu"))
-    theirs = draw_heavy_tailed(count, common)
+    common = context.without_rank.make_generator_for_rank(torch.device("cpu"))
+    shared_values = draw_heavy_tailed(count, common)
     is_own = torch.rand(count, generator=common) >= overlap
     return torch.where(
-        is_own, draw_heavy_tailed(count, own.make_generator_for_rank(torch.device("cpu"))), theirs
+        is_own, draw_heavy_tailed(count, context.make_generator_for_rank(torch.device("cpu"))), shared_values
     )
 
 
@@ -108,7 +109,8 @@ class GivenGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.gradient, ctx.shapes = gradient, [p.shape for p in parameters]
+        ctx.gradient = gradient
+        ctx.shapes = [p.shape for p in parameters]
         return gradient.new_zeros(())
 
     @staticmethod

@@ -28,7 +28,8 @@ def main(
     """Be the worker that this process is; returns its exit code."""
     end_with_starter()
     stop = StopSignal().listen()  # before torch is loaded, which takes seconds
-    place, folder = environment.worker_place(), WatchedFolder(start_folder)
+    place = environment.worker_place()
+    folder = WatchedFolder(start_folder)
     orders = RunOrders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late

@@ -16,11 +16,11 @@ KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def addresses_by_interface() -> dict[str, list[str]]:
     """Return the IPv4 addresses of each network interface that has some."""
-    found = {
+    addresses_by_name = {
         name: [address.address for address in listed if address.family == socket.AF_INET]
         for name, listed in psutil.net_if_addrs().items()
     }
-    return {name: listed for name, listed in found.items() if listed}
+    return {name: listed for name, listed in addresses_by_name.items() if listed}
 
 
 def addresses_of_hostname() -> list[str]:
@@ -42,16 +42,19 @@ def list_addresses(interface: str | None) -> list[str]:
     Raises:
         ValueError: there is no such interface, or it has no address.
     """
-    known = addresses_by_interface()
-    if interface and interface not in known:
+    addresses_by_name = addresses_by_interface()
+    if interface and interface not in addresses_by_name:
         raise ValueError(
             f"cluster.interface={interface} has no IPv4 address on {platform.node()}; there are: "
-            f"{', '.join(known)}"
+            f"{', '.join(addresses_by_name)}"
         )
-    wanted = known[interface] if interface else []
-    others = [*addresses_of_hostname(), *(address for listed in known.values() for address in listed)]
+    preferred = addresses_by_name[interface] if interface else []
+    others = [
+        *addresses_of_hostname(),
+        *(address for listed in addresses_by_name.values() for address in listed),
+    ]
     reachable = [address for address in others if not address.startswith(LOOPBACK)]
-    return list(dict.fromkeys([*wanted, *reachable])) or ["127.0.0.1"]
+    return list(dict.fromkeys([*preferred, *reachable])) or ["127.0.0.1"]
 
 
 def local_address_towards(address: str, port: int) -> str | None:
@@ -99,13 +102,17 @@ def ephemeral_ports() -> range | None:
 
 def warn_of_closed_ports(ports: range | None) -> str:
     """Return a warning where workers will take other ports than the open ones; empty where they will not."""
-    taken = ephemeral_ports()
-    if ports is None or taken is None or (taken.start >= ports.start and taken.stop <= ports.stop):
+    kernel_range = ephemeral_ports()
+    if (
+        ports is None
+        or kernel_range is None
+        or (kernel_range.start >= ports.start and kernel_range.stop <= ports.stop)
+    ):
         return ""
     return (
-        f"gloo and NCCL take ports of {taken.start}-{taken.stop - 1} here, by the kernel's setting net.ipv4."
-        f"ip_local_port_range, and can't be told to keep to cluster.ports={ports.start}-{ports.stop - 1}: "
-        "the site must set the one, or open the other"
+        f"gloo and NCCL take ports of {kernel_range.start}-{kernel_range.stop - 1} here, by the kernel's "
+        f"setting net.ipv4.ip_local_port_range, and can't be told to keep to "
+        f"cluster.ports={ports.start}-{ports.stop - 1}: the site must set the one, or open the other"
     )
 
 

@@ -73,15 +73,18 @@ class RunComponents(NamedTuple):
         Args:
             done: steps, before this start.
         """
-        timing, event, clock = self.config.timing, self.event_recorder, time.perf_counter
+        timing = self.config.timing
+        event = self.event_recorder
+        clock = time.perf_counter
         if isinstance(comm, VirtualComm):
-            event, clock = event and comm.record_mark, comm.now_s
+            event = event and comm.record_mark
+            clock = comm.now_s
         first_steps = [start + timing.warmup_steps for start in (0, done)]
         if timing.span_steps is None:
-            kept: Container[int] = range(first_steps[0], sys.maxsize)
+            kept_steps: Container[int] = range(first_steps[0], sys.maxsize)
         else:
-            kept = {first + at for first in first_steps for at in range(timing.span_steps)}
-        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__, count_continuations)
+            kept_steps = {first + offset for first in first_steps for offset in range(timing.span_steps)}
+        return PhaseTimer(mode, clock, self.synchronise, event, kept_steps.__contains__, count_continuations)
 
     @property
     def event_recorder(self) -> Callable[[], Any] | None:
@@ -107,7 +110,9 @@ def build_run(config: Config, data_root: Path | None, device: torch.device) -> R
     if config.train.validate_on:
         data = data.limit_validation(config.train.validate_on)
     turns = bool(config.variants)
-    variants = {each.name: build_on_data(data, each.config, device, turns) for each in config.variants}
+    variants = {
+        variant.name: build_on_data(data, variant.config, device, turns) for variant in config.variants
+    }
     return build_on_data(data, config, device, turns)._replace(variants=variants)
 
 
@@ -173,7 +178,8 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch finds no GPU here; take profile=laptop, or device=cpu")
-    visible, index = torch.cuda.device_count(), place.local_rank
+    visible = torch.cuda.device_count()
+    index = place.local_rank
     # SLURM may bind GPUs to tasks, each of which sees its own only, as number 0: connect.py compares them.
     if isinstance(config.cluster, SlurmCluster):
         index %= visible
@@ -184,28 +190,29 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
+    torch.backends.cudnn.deterministic = True  # as published
+    torch.backends.cudnn.benchmark = False
     set_precision(config.precision, device)
     return device
 
 
-def effective_precision(asked: str, device: torch.device) -> str:
+def effective_precision(requested: str, device: torch.device) -> str:
     """Return the precision in which this device multiplies when it is asked for another.
 
     GPUs before Ampere have no TF32, and multiply in fp32, as the published code did on them.
     """
     is_too_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32
-    return "fp32" if asked == "tf32" and is_too_old else asked
+    return "fp32" if requested == "tf32" and is_too_old else requested
 
 
-def set_precision(asked: str, device: torch.device) -> None:
+def set_precision(requested: str, device: torch.device) -> None:
     """Let a GPU multiply as asked, or say why it can't."""
-    got = effective_precision(asked, device)
+    precision = effective_precision(requested, device)
     for backend in tf32_backends():
-        backend.fp32_precision = "tf32" if got == "tf32" else "ieee"
-    if got != asked:
+        backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    if precision != requested:
         name = torch.cuda.get_device_name(device)
-        print(f"precision={asked}: {name} has no TF32, so this run is in {got}", file=sys.stderr)
+        print(f"precision={requested}: {name} has no TF32, so this run is in {precision}", file=sys.stderr)
 
 
 def tf32_backends() -> list[Any]:

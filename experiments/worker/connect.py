@@ -106,7 +106,9 @@ def join_launched_group(
         ValueError: the processes can't be this run's workers.
         WorkerLost: another process did not come.
     """
-    kind, place, cluster = config.comm, group.place, config.cluster
+    kind = config.comm
+    place = group.place
+    cluster = config.cluster
     if isinstance(cluster, VirtualCluster):
         raise ValueError(
             f"{group.launcher} started {place.size} processes, and cluster=virtual runs all workers in one; "
@@ -191,7 +193,8 @@ def open_group(
             ) from error
     from sparsify.comm.horovod import HorovodComm
 
-    interface, tell = "lo" if same_host else interface, environment.set_horovod_variables
+    interface = "lo" if same_host else interface
+    tell = environment.set_horovod_variables
     node = environment.node_name()
     return HorovodComm.join_at_store(
         store, meeting.address, rank, size, node, interface, tell, device, START_TIMEOUT, give_up
@@ -240,7 +243,7 @@ class RendezvousStore(NamedTuple):
 
 
 def check_gpus_differ(
-    store: Store, rank: int, size: int, mine: str, give_up: Callable[[], bool] = lambda: False
+    store: Store, rank: int, size: int, own_gpu: str, give_up: Callable[[], bool] = lambda: False
 ) -> None:
     """Make sure that no other worker computes on this one's GPU. Returns when all came.
 
@@ -248,7 +251,7 @@ def check_gpus_differ(
         ValueError: on all workers alike, some do.
         WorkerLost: somebody did not come.
     """
-    store.set(f"gpu/{rank}", mine)
+    store.set(f"gpu/{rank}", own_gpu)
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
     used = [store.get(f"gpu/{other}").decode() for other in range(size)]
     for gpu in used:
@@ -277,10 +280,10 @@ def find_common_interface(
     store = meeting.store
     store.set(f"came/{rank}", meeting.address if meeting.own else "")
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
-    ways = [way for other in range(size) if (way := store.get(f"came/{other}").decode())]
-    if not ways:
+    routes = [route for other in range(size) if (route := store.get(f"came/{other}").decode())]
+    if not routes:
         return None
-    return interface_with_address(meeting.own or max(ways, key=ways.count))
+    return interface_with_address(meeting.own or max(routes, key=routes.count))
 
 
 def open_rendezvous_store(
@@ -324,15 +327,16 @@ def open_rendezvous_store(
         where = {"host": platform.node(), "node": environment.node_name()}
         write_json(folder / ADDRESS_FILE, {"addresses": listed, "port": store.port, **where})
         return RendezvousStore(store, listed[0])
-    deadline, tried = time.monotonic() + timeout.total_seconds(), None
+    deadline = time.monotonic() + timeout.total_seconds()
+    tried = None
     while True:
         # Listing the folder makes a network file system look again.
         if ADDRESS_FILE in os.listdir(folder) and (tried := read_json_or_none(folder / ADDRESS_FILE)):
             for address in tried["addresses"]:
-                if (own := local_address_towards(address, tried["port"])) is not None:
+                if (own_address := local_address_towards(address, tried["port"])) is not None:
                     store = TCPStore(address, tried["port"], is_master=False, timeout=REQUEST_TIMEOUT)
                     beside = tried["node"] == environment.node_name()
-                    return RendezvousStore(store, address, None if beside else own)
+                    return RendezvousStore(store, address, None if beside else own_address)
         if time.monotonic() > deadline or give_up():
             raise WorkerLost(_explain_missing_rank_0(place, folder, tried))
         time.sleep(POLL_S)
@@ -352,10 +356,11 @@ def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str,
 
 
 def _explain_failed_connection(rank: int, size: int, error: RuntimeError) -> str:
-    set_to, said = environment.gloo_interface(), str(error).partition("\n")[0].strip()
-    taken = f"its network interface {set_to}" if set_to else "the address of its host's name"
+    set_to = environment.gloo_interface()
+    reason = str(error).partition("\n")[0].strip()
+    address = f"its network interface {set_to}" if set_to else "the address of its host's name"
     return (
         f"worker {rank} of {size}, on {platform.node()}, found the others, but can't connect to them by "
-        f"{taken} ({said}); set cluster.interface to the network that joins the nodes, or "
+        f"{address} ({reason}); set cluster.interface to the network that joins the nodes, or "
         "GLOO_SOCKET_IFNAME in cluster.setup where it has another name on each"
     )

@@ -52,27 +52,29 @@ def assignable_cpus() -> set[int]:
     return cpus if len(cpus) == os.cpu_count() else set()
 
 
-def spare_core_cpus(wanted: int) -> list[int]:
-    """Return the CPUs of the machine's last core, where there are `wanted` others; else none."""
+def spare_core_cpus(num_cores: int) -> list[int]:
+    """Return the CPUs of the machine's last core, where there are `num_cores` others; else none."""
     cores = dict[str, list[int]]()
     for cpu in sorted(assignable_cpus()):
         cores.setdefault(sibling_cpus(cpu), []).append(cpu)
-    return [*cores.values()][-1] if len(cores) > wanted else []
+    return [*cores.values()][-1] if len(cores) > num_cores else []
 
 
 def describe_shared_cores(workers: Sequence[WorkerCores]) -> list[str]:
     """Return a sentence for each group of workers with fewer cores among them than they compute with."""
     groups = list[tuple[set[tuple[str, str]], list[WorkerCores]]]()
     for worker in workers:
-        own, together = {(worker.host, core) for core in worker.cores}, [worker]
-        apart = [group for group in groups if not own & group[0]]
-        for cores, others in (group for group in groups if own & group[0]):
-            own, together = own | cores, together + others
-        groups = [*apart, (own, together)]
+        own_cores = {(worker.host, core) for core in worker.cores}
+        together = [worker]
+        apart = [group for group in groups if not own_cores & group[0]]
+        for cores, others in (group for group in groups if own_cores & group[0]):
+            own_cores = own_cores | cores
+            together = together + others
+        groups = [*apart, (own_cores, together)]
     return [
-        f"{group[0].host}: {wanted} threads of {len(group)} worker{'s' * (len(group) > 1)} have {len(cores)} "
-        f"core{'s' * (len(cores) > 1)} among them; take fewer threads or workers a node, or where SLURM gave "
-        "them threads of the same core, cluster.sbatch=['--hint=nomultithread']"
+        f"{group[0].host}: {num_threads} threads of {len(group)} worker{'s' * (len(group) > 1)} have "
+        f"{len(cores)} core{'s' * (len(cores) > 1)} among them; take fewer threads or workers a node, or "
+        "where SLURM gave them threads of the same core, cluster.sbatch=['--hint=nomultithread']"
         for cores, group in groups
-        if cores and (wanted := sum(worker.threads for worker in group)) > len(cores)
+        if cores and (num_threads := sum(worker.threads for worker in group)) > len(cores)
     ]

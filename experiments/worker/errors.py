@@ -108,15 +108,15 @@ def explain_import_error(error: ImportError) -> tuple[str, str] | None:
             "environment",
             f"the Python package {package} is not installed in {sys.prefix}: {_suggest_install(package)}",
         )
-    said = " ".join(str(error).split())[:MAX_CHARACTERS]
-    if any(words in said.lower() for words in TOO_LARGE):
+    reason = " ".join(str(error).split())[:MAX_CHARACTERS]
+    if any(words in reason.lower() for words in TOO_LARGE):
         return (
             "memory",
-            f"a Python package does not fit into memory ({said}); see `ulimit -v`, or cluster.mem_gb",
+            f"a Python package does not fit into memory ({reason}); see `ulimit -v`, or cluster.mem_gb",
         )
     return (
         "environment",
-        f"a Python package can't be loaded ({said}); `make clean`, then `make .venv/.train`, installs all",
+        f"a Python package can't be loaded ({reason}); `make clean`, then `make .venv/.train`, installs all",
     )
 
 

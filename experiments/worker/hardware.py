@@ -32,7 +32,8 @@ from sparsify.comm import Comm, gather_json
 
 # 8 A100 reach 203 of their 234 GB/s with it, in 0.6 ms (nccl-tests on Azure's NDv4).
 PROBE_BYTES = 64 * 2**20
-WARMUPS, REPEATS = 2, 5
+WARMUPS = 2
+REPEATS = 5
 # Over PCIe, through the host's memory. NCCL can't refuse NVLink and keep peer-to-peer over PCIe: it maps the
 # other GPU's memory, and CUDA takes NVLink where there is one, whatever NCCL_P2P_LEVEL says (NVIDIA/nccl #777
 # and #1358, nccl-tests #250). The others keep it from NVSwitch's reductions and from NVLink between nodes.
@@ -71,8 +72,9 @@ def prepare_machine(
         network: facts about the emulated one.
     """
     if is_emulated(config.cluster):
-        per_node, of_relay = config.workers_per_node, (network or {}).get("relay_cpus", ())
-        pin_to_cores(place.rank // per_node, -(-place.size // per_node), of_relay)
+        per_node = config.workers_per_node
+        relay_cpus = (network or {}).get("relay_cpus", ())
+        pin_to_cores(place.rank // per_node, -(-place.size // per_node), relay_cpus)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
         environment.set_default_variables(nccl_variables(config.cluster.link.name, gpus.gpus_by_bus_id()))
 
@@ -90,35 +92,43 @@ def check_machine(
     Raises:
         MachineMismatch: on all workers alike, unless launch.on_mismatch=label.
     """
-    cluster, gpu, link = config.cluster, config.cluster.gpu, config.cluster.link.name
+    cluster = config.cluster
+    gpu = config.cluster.gpu
+    link = config.cluster.link.name
     simulated = isinstance(cluster, VirtualCluster)  # the link too; and all ranks share a process
     if simulated or comm.size == 1:
         link = "none"
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if is_emulated(cluster) and comm.size > 1:
-        asked = config.launch.probe == "collectives"
-        seen = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asked)
-        found = {"link": {**seen.recorded(), **describe_cores(), **(network or {})}}
-        wrong = link_probe.describe_mismatches(link, seen, cluster.link.loss > 0)
+        asks_collectives = config.launch.probe == "collectives"
+        fields = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asks_collectives)
+        facts = {"link": {**fields.recorded(), **describe_cores(), **(network or {})}}
+        wrong = link_probe.describe_mismatches(link, fields, cluster.link.loss > 0)
     elif device.type == "cpu":
-        gpu, link = "none", link if link_kind(link) in GPU_LINKS else "none"
+        gpu = "none"
+        link = link if link_kind(link) in GPU_LINKS else "none"
         wrong = [GPU_LINK_ON_CPU.format(link=link)] if link != "none" else []
     else:
-        mine = describe_worker(device)
-        workers = [mine] if simulated else [WorkerHardware(*seen) for seen in gather_json(comm, mine, device)]
+        own_hardware = describe_worker(device)
+        workers = (
+            [own_hardware]
+            if simulated
+            else [WorkerHardware(*fields) for fields in gather_json(comm, own_hardware, device)]
+        )
         seconds = gather_json(comm, time_all_reduces(comm, device), device) if len(workers) > 1 else None
         group = WorkerGroup(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
-        found, wrong = {**describe_group(group), "probe_s": seconds}, describe_mismatches(gpu, link, group)
+        facts = {**describe_group(group), "probe_s": seconds}
+        wrong = describe_mismatches(gpu, link, group)
     if wrong and config.launch.on_mismatch == "stop":
         raise MachineMismatch("; ".join(wrong))
     checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in UNCHECKED]
-    return {"checked": checked, **found, **({"mismatch": wrong} if wrong else {})}
+    return {"checked": checked, **facts, **({"mismatch": wrong} if wrong else {})}
 
 
 def report_shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
     """Print which workers share cores, and return it for the record. Collective."""
-    everybody = gather_json(comm, WorkerCores.from_this_process(threads), device)
-    few = describe_shared_cores([WorkerCores(*own) for own in everybody])
+    cores_of_workers = gather_json(comm, WorkerCores.from_this_process(threads), device)
+    few = describe_shared_cores([WorkerCores(*fields) for fields in cores_of_workers])
     if comm.rank == 0:
         for text in few:
             print(text, file=sys.stderr)
@@ -132,17 +142,20 @@ def is_emulated(cluster: AnyCluster) -> bool:
 
 def describe_worker(device: torch.device) -> WorkerHardware:
     """Return the machine as this worker sees it."""
-    own, mine = torch.cuda.get_device_properties(device), gpu_bus_id(device.index)
+    properties = torch.cuda.get_device_properties(device)
+    own_bus = gpu_bus_id(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    told = gpus.gpus_by_bus_id().get(mine)
-    by_driver = {name: getattr(told, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")}
+    node_gpu = gpus.gpus_by_bus_id().get(own_bus)
+    by_driver = {
+        name: getattr(node_gpu, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")
+    }
     return WorkerHardware(
         host=platform.node(),
-        gpu=own.name,
-        memory_gib=round(own.total_memory / 2**30, 1),
-        bus=mine,
+        gpu=properties.name,
+        memory_gib=round(properties.total_memory / 2**30, 1),
+        bus=own_bus,
         **by_driver,
-        links=told.links if told else {},
+        links=node_gpu.links if node_gpu else {},
         peers={gpu_bus_id(index): torch.cuda.can_device_access_peer(device, index) for index in others},
         nccl=environment.nccl_settings(),
     )
@@ -150,13 +163,14 @@ def describe_worker(device: torch.device) -> WorkerHardware:
 
 def time_all_reduces(comm: Comm, device: torch.device) -> list[float]:
     """Seconds that each of a few all-reduces took on this worker's clock. Collective."""
-    data, seconds = torch.zeros(PROBE_BYTES // 4, device=device), []
+    data = torch.zeros(PROBE_BYTES // 4, device=device)
+    seconds = []
     for _ in range(WARMUPS + REPEATS):
         torch.cuda.synchronize(device)
-        began = time.perf_counter()
+        started_s = time.perf_counter()
         comm.all_reduce(data)
         torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_s)
     return seconds[WARMUPS:]
 
 
@@ -174,7 +188,8 @@ def describe_group(group: WorkerGroup) -> dict[str, Any]:
 
     Of links, those between the GPUs that take part, by rank.
     """
-    workers, apart = group.workers, ("links", "peers", "nccl")
+    workers = group.workers
+    apart = ("links", "peers", "nccl")
     return {
         "hosts": group.hosts,
         "workers": [
@@ -189,8 +204,8 @@ def describe_group(group: WorkerGroup) -> dict[str, Any]:
 
 def gpu_bus_id(index: int) -> str:
     """Return the name of a CUDA device that the driver knows too, whatever renumbers them."""
-    own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
-    return gpus.format_bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
+    properties: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
+    return gpus.format_bus_id(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
 
 
 def gpu_identity(device: torch.device) -> str:
@@ -222,16 +237,16 @@ class SchedAttr(ctypes.Structure):
     )  # fmt: skip
 
 
-def pin_to_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
+def pin_to_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
     """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
 
     Nothing happens where the system has no such thing, or somebody has dealt out cores already.
 
     Args:
-        of_relay: CPUs that no node has.
+        relay_cpus: CPUs that no node has.
     """
     set_time_slice()
-    if cores := sorted(assignable_cpus() - {*of_relay}):
+    if cores := sorted(assignable_cpus() - {*relay_cpus}):
         os.sched_setaffinity(0, cores_of_node(cores, node, nodes))
 
 
@@ -242,8 +257,8 @@ def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
     """
     count = len(cores)
     if nodes <= count:
-        each = count // nodes
-        return list(cores[node * each : (node + 1) * each])
+        cores_per_node = count // nodes
+        return list(cores[node * cores_per_node : (node + 1) * cores_per_node])
     return [cores[node % count]] if nodes % count == 0 else list(cores)
 
 
@@ -252,10 +267,10 @@ def set_time_slice(seconds: float = SLICE_S) -> None:
 
     Nothing happens where the kernel has none that could be asked for; see `time_slice_s`.
     """
-    had = _read_scheduling()
-    if had is not None and had.policy == os.SCHED_OTHER:
-        had.runtime = round(1e9 * seconds)  # all else stays, nice too
-        ctypes.CDLL(None).syscall(SYSCALLS[platform.machine()][0], 0, ctypes.byref(had), 0)
+    scheduling = _read_scheduling()
+    if scheduling is not None and scheduling.policy == os.SCHED_OTHER:
+        scheduling.runtime = round(1e9 * seconds)  # all else stays, nice too
+        ctypes.CDLL(None).syscall(SYSCALLS[platform.machine()][0], 0, ctypes.byref(scheduling), 0)
 
 
 def time_slice_s() -> float | None:
@@ -264,8 +279,12 @@ def time_slice_s() -> float | None:
     That is before 6.12, in a sandbox that forbids to ask, with another scheduling policy than the usual, or
     on another system.
     """
-    had = _read_scheduling()
-    return had.runtime / 1e9 or None if had is not None and had.policy == os.SCHED_OTHER else None
+    scheduling = _read_scheduling()
+    return (
+        scheduling.runtime / 1e9 or None
+        if scheduling is not None and scheduling.policy == os.SCHED_OTHER
+        else None
+    )
 
 
 def describe_cores() -> dict[str, Any]:
@@ -277,7 +296,7 @@ def describe_cores() -> dict[str, Any]:
 def _read_scheduling() -> SchedAttr | None:
     if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
         return None
-    found = SchedAttr()
+    scheduling = SchedAttr()
     size = ctypes.sizeof(SchedAttr)
     _, look = SYSCALLS[platform.machine()]
-    return None if ctypes.CDLL(None).syscall(look, 0, ctypes.byref(found), size, 0) else found
+    return None if ctypes.CDLL(None).syscall(look, 0, ctypes.byref(scheduling), size, 0) else scheduling

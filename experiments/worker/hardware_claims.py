@@ -51,8 +51,8 @@ class WorkerGroup(NamedTuple):
     @property
     def slot(self) -> float | None:
         """GB/s of the fastest PCIe slot; None where it bounds nothing: unknown, or the network takes part."""
-        known = [worker.pcie for worker in self.workers if worker.pcie is not None]
-        return max(known) if len(known) == len(self.workers) and len(self.hosts) == 1 else None
+        bandwidths = [worker.pcie for worker in self.workers if worker.pcie is not None]
+        return max(bandwidths) if len(bandwidths) == len(self.workers) and len(self.hosts) == 1 else None
 
 
 def connection_between(a: WorkerHardware, b: WorkerHardware) -> str | None:
@@ -68,21 +68,22 @@ def is_peer_access_disabled(worker: WorkerHardware) -> bool:
 
 def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
     """Return a sentence for each claim that does not hold: what was asked, what there is, what to do."""
-    found = []
+    sentences = []
     wrong = [
         worker for worker in group.workers if gpu not in UNCHECKED and not gpus.is_gpu_model(gpu, worker.gpu)
     ]
     if wrong:
-        models, hosts = sorted({worker.gpu for worker in wrong}), WorkerGroup(wrong, None).hosts
-        there = f"{', '.join(hosts)} has {' and '.join(models)}"
+        models = sorted({worker.gpu for worker in wrong})
+        hosts = WorkerGroup(wrong, None).hosts
+        observation = f"{', '.join(hosts)} has {' and '.join(models)}"
         advice = f"choose another partition or constraint, correct cluster.gpu, {LABEL_ADVICE}"
-        found.append(f"gpu={gpu} was asked for, but {there}; {advice}")
+        sentences.append(f"gpu={gpu} was asked for, but {observation}; {advice}")
     if (kind := link_kind(link)) and len(group.workers) > 1:
-        for there, instead in CHECKS_BY_LINK_KIND[kind](group):
+        for observation, instead in CHECKS_BY_LINK_KIND[kind](group):
             advice = f"choose {instead}, another partition, {LABEL_ADVICE}"
-            found.append(f"link={link} was asked for, but {there}; {advice}")
+            sentences.append(f"link={link} was asked for, but {observation}; {advice}")
             break  # the first says it best; what follows is mostly its consequence
-    return found
+    return sentences
 
 
 # Bandwidth is judged by proof, not by experience: what is faster than a PCIe slot did not go through it, and
@@ -100,7 +101,8 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
     if any(map(is_peer_access_disabled, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
-    slot, offered = group.slot, min(_nvlink_gb_s(worker, group) for worker in group.workers)
+    slot = group.slot
+    offered = min(_nvlink_gb_s(worker, group) for worker in group.workers)
     if slot and group.measured and offered >= 2 * slot >= 2 * group.measured:
         rates = f"{group.measured} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
         yield f"an all-reduce ran at {rates}", "link=pcie, to let NCCL_DEBUG=INFO tell what NCCL takes"

@@ -25,12 +25,13 @@ from sparsify.comm.direct import DIRECT_KINDS, DirectComm
 from sparsify.cost import TEXTBOOK, CollectiveCost, Link
 
 CPU = torch.device("cpu")
-COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
-MIN_TRANSFER_S, MIN_DELAYS = (
-    0.1,
-    20,
-)  # that a transfer takes at the bandwidth asked for, at least: seconds, delays
-MIN_BYTES, MAX_BYTES = 2**18, 2**26
+COMPUTED = 2**20  # elements
+PASSES = 16  # over these elements: some ms of computing
+# What a transfer takes at least, at the bandwidth asked for.
+MIN_TRANSFER_S = 0.1
+MIN_DELAYS = 20
+MIN_BYTES = 2**18
+MAX_BYTES = 2**26
 TOLERANCE = 0.1  # of the bandwidth asked for; headers take 0.05 of Ethernet's
 
 
@@ -89,12 +90,13 @@ def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool 
     assert beta_s_per_byte, "the network was refused without it"
     assert link.alpha_s is not None
     first = range(0, comm.size, per_node)
-    ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
+    ring = [(node, first[(index + 1) % len(first)]) for index, node in enumerate(first)]
     effort = NEAR if link.alpha_s < LONG_DELAY_S else FAR
     size = round(
         min(max(max(MIN_TRANSFER_S, MIN_DELAYS * link.alpha_s) / beta_s_per_byte, MIN_BYTES), MAX_BYTES)
     )
-    few, many = torch.zeros(1), torch.zeros(size // 4)
+    few = torch.zeros(1)
+    many = torch.zeros(size // 4)
     # Over a long way every second node at once, which takes as long as one: none sends to two, or hears two.
     at_once = [*filter(None, (ring[::2], ring[1::2]))] if effort is FAR else [[pair] for pair in ring]
     comm.permute(many, ring)  # connections are made, and TCP's windows opened
@@ -127,16 +129,16 @@ def _fastest_seconds(comm: Comm, transfers: Sequence[Callable[[], object]], roun
 
     What else the machine does can only make it slower: the fastest of several rounds is the link's.
     """
-    taken = list[list[float]]()
+    seconds_by_transfer = list[list[float]]()
     for transfer in transfers:
         comm.barrier()
         ends = [time.perf_counter()]
         for _ in range(rounds):
             transfer()
             ends.append(time.perf_counter())
-        taken.append(np.diff(ends).tolist())
-    everybody = np.array(gather_json(comm, taken, CPU))  # (workers, transfers, rounds)
-    fastest: list[float] = everybody.max(axis=0).min(axis=-1).tolist()
+        seconds_by_transfer.append(np.diff(ends).tolist())
+    seconds_by_worker = np.array(gather_json(comm, seconds_by_transfer, CPU))  # (workers, transfers, rounds)
+    fastest: list[float] = seconds_by_worker.max(axis=0).min(axis=-1).tolist()
     return fastest
 
 
@@ -167,26 +169,33 @@ def fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEA
         pair: from whom to whom a permutation goes.
     """
     at_once = DIRECT_KINDS if effort.direct else ()
-    ways = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
-    cases = [[ProbeCase.create(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
-    seconds = np.split(_median_seconds(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
-    own = dict(zip(TEXTBOOK, seconds, strict=False))
-    found = CollectiveFits(
-        {kind: _fit_cases(those, own[kind]) for kind, those in zip(own, cases, strict=False)}
+    senders = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
+    cases = [
+        [ProbeCase.create(sender, kind, size, pair) for size in effort.sizes] for sender, kind in senders
+    ]
+    seconds = np.split(_median_seconds(comm, [*chain(*cases)], effort.rounds, passes=0), len(senders))
+    backend_seconds = dict(zip(TEXTBOOK, seconds, strict=False))
+    fits = CollectiveFits(
+        {
+            kind: _fit_cases(kind_cases, backend_seconds[kind])
+            for kind, kind_cases in zip(backend_seconds, cases, strict=False)
+        }
     )
-    for kind, those, taken in zip(at_once, cases[len(own) :], seconds[len(own) :], strict=True):
-        slower = (taken >= own[kind]) & (comm.size > 2)
+    for kind, kind_cases, kind_seconds in zip(
+        at_once, cases[len(backend_seconds) :], seconds[len(backend_seconds) :], strict=True
+    ):
+        slower = (kind_seconds >= backend_seconds[kind]) & (comm.size > 2)
         tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
         if tried:
-            found.direct[kind] = _fit_cases(those[:tried], taken[:tried])
-            found.direct_bytes[kind] = float(those[tried - 1].nbytes)
+            fits.direct[kind] = _fit_cases(kind_cases[:tried], kind_seconds[:tried])
+            fits.direct_bytes[kind] = float(kind_cases[tried - 1].nbytes)
     if not effort.small:
-        return found
+        return fits
     beside = _median_seconds(
-        comm, [case for each in cases for case in each[: effort.small]], effort.rounds, PASSES
+        comm, [case for kind_cases in cases for case in kind_cases[: effort.small]], effort.rounds, PASSES
     )
-    longer = beside - np.concatenate([taken[: effort.small] for taken in seconds])
-    return replace(found, computing_s=max(0.0, float(np.median(longer))))
+    longer = beside - np.concatenate([kind_seconds[: effort.small] for kind_seconds in seconds])
+    return replace(fits, computing_s=max(0.0, float(np.median(longer))))
 
 
 def _fit_cases(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, float]:
@@ -202,19 +211,20 @@ def _median_seconds(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes:
     Args:
         passes: over memory, before each case and after it.
     """
-    took: list[list[tuple[float, float]]] = [[] for _ in cases]
-    order, computed = random.Random(0), torch.zeros(COMPUTED)  # the same order for all workers
+    spans_by_case: list[list[tuple[float, float]]] = [[] for _ in cases]
+    order = random.Random(0)  # the same for all workers
+    computed = torch.zeros(COMPUTED)
     for _ in range(1 + rounds):  # in the first one, memory is mapped
-        for at in order.sample(range(len(cases)), len(cases)):
+        for index in order.sample(range(len(cases)), len(cases)):
             for _ in range(passes):
                 computed += 1
             comm.barrier()
-            began = time.perf_counter()
-            cases[at].do()
-            took[at].append((began, time.perf_counter()))
-    everybody = np.array(gather_json(comm, took, CPU))  # (workers, cases, rounds, 2)
-    began, ended = np.moveaxis(everybody[:, :, 1:].max(axis=0), -1, 0)
-    medians: np.ndarray = np.median(ended - began, axis=1)
+            started_s = time.perf_counter()
+            cases[index].do()
+            spans_by_case[index].append((started_s, time.perf_counter()))
+    spans_by_worker = np.array(gather_json(comm, spans_by_case, CPU))  # (workers, cases, rounds, 2)
+    started_s, ended = np.moveaxis(spans_by_worker[:, :, 1:].max(axis=0), -1, 0)
+    medians: np.ndarray = np.median(ended - started_s, axis=1)
     return medians
 
 
@@ -281,27 +291,27 @@ def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] |
     return DirectComm(comm, probed["direct_bytes"] if comm.size > 2 else None, direct)
 
 
-def read_fitted_links(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
+def read_fitted_links(probed: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
     """Return the recorded costs of collectives under `which`; nothing where nobody measured them."""
-    return {kind: Link(*fit) for kind, fit in (found or {}).get(which, {}).items()}
+    return {kind: Link(*fit) for kind, fit in (probed or {}).get(which, {}).items()}
 
 
 def read_relay_statistics(statistics: str | None) -> dict[str, Any]:
     """Return the last statistics of an emulated network's relay, for the record; empty without a relay."""
-    found = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
-    return {"relay": found} if found else {}
+    statistics_by_name = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
+    return {"relay": statistics_by_name} if statistics_by_name else {}
 
 
-def describe_mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
+def describe_mismatches(name: str, probed: ProbedLink, loses: bool = False) -> list[str]:
     """Return a sentence where the link is not what was asked for.
 
     Where it `loses` packets, TCP may be slower.
     """
-    off = found.gbit_s / found.asked_gbit_s - 1
+    off = probed.gbit_s / probed.asked_gbit_s - 1
     if abs(off) <= TOLERANCE or (loses and off < 0):
         return []
     return [
-        f"link={name} was asked for, {found.asked_gbit_s:g} Gbit/s, and the workers found {found.gbit_s:g} "
+        f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found {probed.gbit_s:g} "
         "between nodes; choose a link that this machine's cores can carry, wait until it is quiet, "
         f"{LABEL_ADVICE}"
     ]
@@ -318,7 +328,9 @@ class TrafficMeter(CountingComm):
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
-        self.began, self.really, self.calls = counters.read_counters(), 0.0, 0
+        self.began = counters.read_counters()
+        self.really = 0.0
+        self.calls = 0
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         self.really += tensor.nbytes * sum(source == self.rank for source, _ in route)
@@ -348,12 +360,12 @@ class TrafficMeter(CountingComm):
         now = counters.read_counters()
         if self.began is None or now is None:
             return None
-        own = [
+        counts = [
             now.sent_bytes - self.began.sent_bytes,
             self.really,
             now.resent - self.began.resent,
             self.calls,
         ]
-        sums = np.array(gather_json(self.comm, own, CPU), dtype=float).sum(axis=0)
+        sums = np.array(gather_json(self.comm, counts, CPU), dtype=float).sum(axis=0)
         names = ("sent_bytes", "counted_bytes", "resent", "calls")
         return dict(zip(names, map(float, sums), strict=True))

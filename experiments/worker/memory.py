@@ -59,17 +59,17 @@ def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
             f"it is {(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller "
             "one"
         )
-    each = sum(
+    bytes_per_rank = sum(
         rank_bytes(part.task, model, part.method, part.settings)
         for model, part in zip(models, parts, strict=True)
     )
-    if shared + workers * each <= free:
+    if shared + workers * bytes_per_rank <= free:
         return
-    fitting = max(0, math.floor((free - shared) / each))
+    fitting = max(0, math.floor((free - shared) / bytes_per_rank))
     raise ValueError(
-        f"workers={workers} virtual ranks need {(shared + workers * each) / 2**30:.1f} GiB: "
-        f"{each / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} that they "
-        f"share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
+        f"workers={workers} virtual ranks need {(shared + workers * bytes_per_rank) / 2**30:.1f} GiB: "
+        f"{bytes_per_rank / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} "
+        f"that they share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
     )
 
 
@@ -89,15 +89,17 @@ def rank_bytes(
     """
 
     def body(comm: virtual.VirtualComm) -> int:
-        seed, select, held = settings.seed, settings.select, [*model.buffers()]
+        seed = settings.seed
+        select = settings.select
+        held = [*model.buffers()]
         aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
-            own = copy.deepcopy(model)
+            replica_model = copy.deepcopy(model)
             once = replace(method, every=1, fragments=1, delay=0)
             aggregator = LocalReplica(
-                once, own, task.make_optimizer, comm, PhaseTimer("production"), seed, select
+                once, replica_model, task.make_optimizer, comm, PhaseTimer("production"), seed, select
             )
-            held += own.parameters()
+            held += replica_model.parameters()
         else:
             aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)
         flat = aggregator.gradients.flat
@@ -119,15 +121,15 @@ def rank_bytes(
     return virtual.run(1, body)[0]
 
 
-def iterate_tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+def iterate_tensors(tree: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
     """All tensors that an object holds, at any depth."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(tree, Tensor):
         yield tree
         return
-    if id(tree) in seen or isinstance(tree, str | int | float | type | None):
+    if id(tree) in visited or isinstance(tree, str | int | float | type | None):
         return
-    seen.add(id(tree))
+    visited.add(id(tree))
     if isinstance(tree, Mapping):
         branches: Any = tree.values()
     elif isinstance(tree, list | tuple | set):
@@ -135,7 +137,7 @@ def iterate_tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]
     else:
         branches = vars(tree).values() if hasattr(tree, "__dict__") else ()
     for branch in branches:
-        yield from iterate_tensors(branch, seen)
+        yield from iterate_tensors(branch, visited)
 
 
 def peak_memory_gib(device: torch.device) -> dict[str, float]:

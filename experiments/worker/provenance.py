@@ -56,13 +56,13 @@ def machine_state(device: torch.device) -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that are installed."""
-    found = {}
+    version_by_package = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            version_by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return version_by_package
 
 
 def _run_command(command: list[str]) -> str | None:

@@ -96,7 +96,8 @@ def execute_run(
     Raises:
         Preempted: on all workers, after `stop` told one of them.
     """
-    config, attempt = Config.from_record(orders.config), Attempt(Path(orders.attempt))
+    config = Config.from_record(orders.config)
+    attempt = Attempt(Path(orders.attempt))
     device = prepare_device(config, place)
     hardware.prepare_machine(config, place, device, orders.network)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
@@ -125,20 +126,27 @@ def execute_run(
                 comm.close()
             raise
         if place.rank == 0:
-            after, peak = machine_state(device), memory.peak_memory_gib(device)
+            after = machine_state(device)
+            peak = memory.peak_memory_gib(device)
             facts = {**outcome.facts(), **read_relay_statistics(orders.relay)}
             attempt.finish(config.workers, simulated=is_virtual, after=after, memory=peak, **facts)
 
 
 def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
     """Train as one rank of the group, and leave its log in the attempt."""
-    run, attempt, stop, facts = started.run, started.attempt, started.stop, started.facts
-    config, settings = run.config, run.settings
-    path, told = attempt.rank_path(comm.rank), ignore_progress
+    run = started.run
+    attempt = started.attempt
+    stop = started.stop
+    facts = started.facts
+    config = run.config
+    settings = run.settings
+    path = attempt.rank_path(comm.rank)
+    report_progress = ignore_progress
     log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_open()
-        started.progress.newest, told = log.progress, started.progress
+        started.progress.newest = log.progress
+        report_progress = started.progress
     facts["machine"] = hardware.check_machine(config, settings.device, comm, started.network)
     if not isinstance(config.cluster, VirtualCluster):
         facts["machine"] |= hardware.report_shared_cores(config.threads, comm, settings.device)
@@ -153,9 +161,9 @@ def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
         attempt.mark_running(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            outcome = train_variants(run, comm, link, log, told, stop)
+            outcome = train_variants(run, comm, link, log, report_progress, stop)
         else:
-            outcome = train(run, comm, link, log, told, checkpointer, done)
+            outcome = train(run, comm, link, log, report_progress, checkpointer, done)
     finally:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.
@@ -173,13 +181,13 @@ def check_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | Non
         MachineMismatch: on all workers alike, if they differ by more than headers; unless
             launch.on_mismatch=label.
     """
-    found = meter.found()
-    if found and (why := counters.explain_uncounted_bytes(found, meter.size)):
+    traffic = meter.found()
+    if traffic and (why := counters.explain_uncounted_bytes(traffic, meter.size)):
         if config.launch.on_mismatch == "stop":
             raise hardware.MachineMismatch(f"{why}: please report it, {LABEL_ADVICE}")
         if meter.rank == 0:
             print(why, file=sys.stderr)
-    return found
+    return traffic
 
 
 def train(
@@ -187,7 +195,7 @@ def train(
     comm: Comm,
     link: Mapping[str, Any] | None,
     log: RankLog,
-    told: Callable[[int], None],
+    report_progress: Callable[[int], None],
     checkpointer: Checkpointer,
     done: int,
 ) -> RunOutcome:
@@ -197,13 +205,12 @@ def train(
         link: what the probe found, if it did.
     """
     config = run.config
-    timer, over = (
-        run.make_timer(config.timing.mode, comm, done),
-        choose_collectives(comm, config.collectives, link),
-    )
+    timer = run.make_timer(config.timing.mode, comm, done)
+    over = choose_collectives(comm, config.collectives, link)
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
     try:
-        trained, diverged = training.run(told), None
+        trained = training.run(report_progress)
+        diverged = None
     except NonFiniteGradientError as error:
         # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
         if error.noticed_after is None or not training.validates:
@@ -233,10 +240,11 @@ def train_variants(
     """
 
     def variant(name: str, built: RunComponents) -> VariantTraining:
-        own, timer = VariantLog(log, name), built.make_timer(built.config.timing.mode, comm)
+        variant_log = VariantLog(log, name)
+        timer = built.make_timer(built.config.timing.mode, comm)
         over = choose_collectives(comm, built.config.collectives, link)
-        training = Trainer(built.task, built.data, built.method, over, timer, own, built.settings)
-        return VariantTraining(training, own)
+        training = Trainer(built.task, built.data, built.method, over, timer, variant_log, built.settings)
+        return VariantTraining(training, variant_log)
 
     def after_block(steps: int) -> bool:
         progress(steps)
@@ -257,10 +265,12 @@ def train_variants(
 def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:
     """Compare the final weights over the ranks, bit for bit. Collective."""
     parameters = [p.detach() for p in trained.model.parameters()]
-    digest, device = hashlib.sha256(), parameters[0].device
+    digest = hashlib.sha256()
+    device = parameters[0].device
     for p in parameters:
         digest.update(p.cpu().contiguous().numpy().tobytes())
-    weights, size = digest.hexdigest(), sum(p.numel() for p in parameters)
+    weights = digest.hexdigest()
+    size = sum(p.numel() for p in parameters)
     agreed = trained.agreed and len({*gather_json(comm, weights, device)}) == 1
     kernels = gather_distinct_names(trained.searching["kernel"] or "", comm, device)
     searching = {**trained.searching, "kernel": " and ".join(kernels) or None}
@@ -278,13 +288,15 @@ class ProgressFile:
     """Tells the starting side, now and then, how far the run is."""
 
     def __init__(self, path: Path, num_steps: int) -> None:
-        self.path, self.num_steps, self.told = path, num_steps, 0.0
+        self.path = path
+        self.num_steps = num_steps
+        self.told = 0.0
         self.newest: Mapping[str, float] = {}  # loss and accuracy
 
     def __call__(self, step: int) -> None:
         clock = time.monotonic()
         if clock - self.told >= PROGRESS_S or step == self.num_steps:
             self.told = clock
-            told = {name: value for name, value in self.newest.items() if math.isfinite(value)}
-            note = {"step": step, "steps": self.num_steps, **told}
+            metrics = {name: value for name, value in self.newest.items() if math.isfinite(value)}
+            note = {"step": step, "steps": self.num_steps, **metrics}
             write_atomic(self.path, json.dumps(note), durable=False)

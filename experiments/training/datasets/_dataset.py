@@ -56,11 +56,11 @@ class Dataset:
                 "take fewer"
             )
         order = torch.randperm(images, generator=Generator().manual_seed(0)).to(self.train.labels.device)
-        held_out, kept = (
-            Split(*(part[of] for part in self.train)) for of in order.split([count, images - count])
+        held_out, trained = (
+            Split(*(part[indices] for part in self.train)) for indices in order.split([count, images - count])
         )
         name = f"{self.name} ({count:,} training {self.noun} held out)"
-        return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
+        return replace(self, name=name, train=trained, test=held_out, unseen=self.test)
 
     def limit_validation(self, count: int) -> Dataset:
         """Return the data set with at most `count` examples to validate and test on.
@@ -72,8 +72,8 @@ class Dataset:
             if count >= len(split.labels):
                 return split
             order = torch.randperm(len(split.labels), generator=Generator().manual_seed(0))
-            chosen = order[:count].to(split.labels.device)
-            return Split(*(part[chosen] for part in split))
+            indices = order[:count].to(split.labels.device)
+            return Split(*(part[indices] for part in split))
 
         if all(count >= len(split.labels) for split in (self.test, self.unseen) if split):
             return self
@@ -92,21 +92,23 @@ class Dataset:
         """(B, H, W, C) uint8, as they are evaluated, of what a split holds of them."""
         return images
 
-    def augment(self, chosen: Tensor, generator: Generator) -> Tensor:
+    def augment(self, indices: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, H, W, C) images, cropped and flipped in one gather.
 
         For a whole batch at once, what torchvision's RandomCrop(32, padding=4) and then RandomHorizontalFlip
         do to one image.
         """
         if not self.padding and not self.flip:
-            return self.train.images[chosen]
-        n, device, side = len(chosen), chosen.device, torch.arange(self.pixels, device=chosen.device)
+            return self.train.images[indices]
+        n = len(indices)
+        device = indices.device
+        side = torch.arange(self.pixels, device=indices.device)
         shifts = torch.randint(2 * self.padding + 1, (2, n, 1), generator=generator, device=device)
         mirrored = torch.rand(n, 1, generator=generator, device=device) < 0.5
         rows = shifts[0] + side
         columns = shifts[1] + torch.where(mirrored, side.flip(0), side)
         width = self.padded_images.shape[1]
-        pixels = (chosen[:, None, None] * width + rows[:, :, None]) * width + columns[:, None, :]
+        pixels = (indices[:, None, None] * width + rows[:, :, None]) * width + columns[:, None, :]
         # One flat gather; indexing by three tensors takes twice as long.
         return (
             self.padded_images.view(-1, self.channels)

@@ -22,7 +22,8 @@ from experiments.training.datasets._dataset import Dataset, Split, digest_splits
 PENN = {"title": "The Penn Treebank", "folder": "ptb"}
 OWN = {"title": "Text of your own", "folder": "text"}
 FILES = {"ptb": PENN, "ptb64": PENN, "ptbchars": PENN, "text": OWN, "text64": OWN, "textchars": OWN}
-PENN_FILES, OWN_FILES = ("ptb.train.txt", "ptb.test.txt"), ("train.txt", "test.txt")
+PENN_FILES = ("ptb.train.txt", "ptb.test.txt")
+OWN_FILES = ("train.txt", "test.txt")
 COUNTS = (1024, 128)  # synthetic images for training, for tests: 170 MB in each process
 CLASSES = 1000  # of these
 END = "<eos>"  # of a line
@@ -38,13 +39,15 @@ def _digits(name: str, repeats: int, channels: int, root: Path | None, device: t
     Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth of each is for tests.
     """
     table = torch.from_numpy(np.loadtxt(_path_in_scikit_learn("digits.csv.gz"), np.uint8, delimiter=","))
-    images, labels = table[:, :64].reshape(-1, 8, 8, 1), table[:, 64].long()
+    images = table[:, :64].reshape(-1, 8, 8, 1)
+    labels = table[:, 64].long()
     images = (images * (255 / 16)).to(torch.uint8)
     images = images.repeat_interleave(repeats, 1).repeat_interleave(repeats, 2).expand(-1, -1, -1, channels)
     is_test = torch.zeros(len(table), dtype=torch.bool)
     is_test[labels.argsort(stable=True)[::5]] = True
     train, test = (Split(images[part].contiguous(), labels[part]) for part in (~is_test, is_test))
-    mean, std = (0.305,) * channels, (0.377,) * channels
+    mean = (0.305,) * channels
+    std = (0.377,) * channels
     return Dataset(name, digest_splits(train, test), train, test, 10, mean=mean, std=std).to(device)
 
 
@@ -75,7 +78,9 @@ def _synthetic(root: Path | None, device: torch.device) -> Dataset:
         return Split(images, torch.randint(CLASSES, (count,), generator=draws))
 
     train, test = map(split, COUNTS)
-    name, mean, std = "synthetic images, for timing only", (0.5,) * 3, (0.289,) * 3  # of even draws, 0 to 1
+    name = "synthetic images, for timing only"
+    mean = (0.5,) * 3  # of even draws, 0 to 1
+    std = (0.289,) * 3
     return Dataset(name, digest_splits(train, test), train, test, CLASSES, mean=mean, std=std).to(device)
 
 
@@ -132,33 +137,34 @@ def read_text(
     counted = Counter(train_words)
     counted[UNKNOWN] += 1  # there always is one
     ordered = sorted(counted, key=lambda word: (-counted[word], word))
-    kept = ordered[:MAX_WORDS]
-    if UNKNOWN not in kept:
-        kept[-1] = UNKNOWN
-    number = {word: at for at, word in enumerate(kept)}
+    vocabulary = ordered[:MAX_WORDS]
+    if UNKNOWN not in vocabulary:
+        vocabulary[-1] = UNKNOWN
+    number_by_word = {word: index for index, word in enumerate(vocabulary)}
 
     def split(words: Sequence[str]) -> Split:
-        numbers = torch.from_numpy(number_words(words, number))
+        numbers = torch.from_numpy(number_words(words, number_by_word))
         count = (len(numbers) - (not masked)) // length
         inputs = numbers[: count * length].view(count, length)
         following = inputs.clone() if masked else numbers[1 : count * length + 1].view(count, length)
         return Split(inputs, following)
 
-    train, test = split(train_words), split(test_words)
-    classes = len(kept) + masked
+    train = split(train_words)
+    test = split(test_words)
+    classes = len(vocabulary) + masked
     return Dataset(name, digest_splits(train, test), train, test, classes, noun="sequences").to(device)
 
 
-def number_words(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
+def number_words(words: Sequence[str], number_by_word: Mapping[str, int]) -> np.ndarray:
     """(n,) numbers; of characters, which are millions, by a table."""
-    unknown = number[UNKNOWN]
+    unknown = number_by_word[UNKNOWN]
     if not isinstance(words, str):
-        return np.array([number.get(word, unknown) for word in words])
+        return np.array([number_by_word.get(word, unknown) for word in words])
     codes = np.frombuffer(words.encode("utf-32-le"), dtype=np.uint32)
     table = np.full(int(codes.max()) + 1, unknown)
-    for word, at in number.items():
+    for word, index in number_by_word.items():
         if len(word) == 1 and ord(word) < len(table):
-            table[ord(word)] = at
+            table[ord(word)] = index
     return table[codes]
 
 
@@ -176,14 +182,14 @@ def read_words(path: Path, length: int, units: Units = "words") -> Sequence[str]
         raise ValueError(f"{path} can't be read ({error.strerror}); {TEXT_ADVICE}") from error
     if "\0" in text:
         raise ValueError(f"{path} is no text: it has bytes that are zero; {TEXT_ADVICE}")
-    found: Sequence[str] = text
+    words: Sequence[str] = text
     if units == "words":
-        found = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
-    if len(found) <= length:
+        words = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
+    if len(words) <= length:
         raise ValueError(
-            f"{path} has {len(found)} {units}, and a sequence has {length}; {TEXT_ADVICE}, thousands of them"
+            f"{path} has {len(words)} {units}, and a sequence has {length}; {TEXT_ADVICE}, thousands of them"
         )
-    return found
+    return words
 
 
 PRESETS: dict[str, Callable[..., Dataset]] = {

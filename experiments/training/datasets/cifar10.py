@@ -29,9 +29,13 @@ def cifar10(root: Path | None, device: torch.device) -> Dataset:
             ) from error
         return Split(torch.from_numpy(files.data), torch.tensor(files.targets))
 
-    train, test = split(train=True), split(train=False)
-    mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)  # as published, to three digits
-    name, digest = FILES["title"], digest_splits(train, test)
+    train = split(train=True)
+    test = split(train=False)
+    # As published, to three digits.
+    mean = (0.491, 0.482, 0.447)
+    std = (0.247, 0.243, 0.262)
+    name = FILES["title"]
+    digest = digest_splits(train, test)
     return Dataset(name, digest, train, test, 10, padding=4, flip=True, mean=mean, std=std).to(device)
 
 

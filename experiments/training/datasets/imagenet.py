@@ -26,10 +26,8 @@ LAYOUT_ADVICE = (
 )
 SIDE = 224  # pixels of what a network sees
 RESIZED = 256  # of the shorter side, before the middle is cut out
-AREA_RANGE, ASPECT_RANGE = (
-    (0.08, 1.0),
-    (3 / 4, 4 / 3),
-)  # of a random crop: share of the image, width to height
+AREA_RANGE = (0.08, 1.0)  # of a random crop, as a share of the image
+ASPECT_RANGE = (3 / 4, 4 / 3)  # of a random crop, width to height
 MAX_TRIES = 10  # to draw a crop that lies within the image
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -44,23 +42,27 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
         raise ValueError(f"ImageNet has no folder: set data.root=FOLDER or $DATA_ROOT; {LAYOUT_ADVICE}")
     folder = root / FILES["folder"]
     classes, train = _list_images(folder / "train")
-    found, test = _list_images(folder / "val")
-    if classes != found:
-        where, name = min((("train" if name in classes else "val"), name) for name in {*classes} ^ {*found})
+    test_classes, test = _list_images(folder / "val")
+    if classes != test_classes:
+        where, name = min(
+            (("train" if name in classes else "val"), name) for name in {*classes} ^ {*test_classes}
+        )
         raise ValueError(
-            f"{folder} has {len(classes)} classes to train and {len(found)} to validate, and {name} is in "
-            f"{where}/ alone; {LAYOUT_ADVICE}"
+            f"{folder} has {len(classes)} classes to train and {len(test_classes)} to validate, and {name} "
+            f"is in {where}/ alone; {LAYOUT_ADVICE}"
         )
     files = [str(Path(path).relative_to(folder)) for path, _ in (*train, *test)]
     numbers = torch.arange(len(files)).split([len(train), len(test)])
     train_split, test_split = (
-        Split(images, torch.tensor([label for _, label in those]))
-        for images, those in zip(numbers, (train, test), strict=True)
+        Split(images, torch.tensor([label for _, label in labelled_paths]))
+        for images, labelled_paths in zip(numbers, (train, test), strict=True)
     )
-    name, digest = FILES["title"], _digest(folder, files)
+    name = FILES["title"]
+    digest = _digest(folder, files)
     if (len(classes), len(train), len(test)) != IMAGENET_SIZE:
         name = f"{len(train):,} images of {len(classes):,} classes in place of ImageNet"
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's models
+    mean = (0.485, 0.456, 0.406)  # of torchvision's models
+    std = (0.229, 0.224, 0.225)
     data = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
     return replace(data, folder=folder, files=files).to(device)
 
@@ -111,21 +113,21 @@ class ImageFiles(Dataset):
     def read_images(self, images: Tensor) -> Tensor:
         return self._read(images, [crop_center] * len(images))
 
-    def augment(self, chosen: Tensor, generator: Generator) -> Tensor:
+    def augment(self, indices: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, 224, 224, 3). Whatever is in the files, as many numbers are drawn."""
-        draws = torch.rand(len(chosen), MAX_TRIES * 4 + 1, generator=generator, device=generator.device)
-        ways = [make_random_crop(row) for row in host_sync.to_host(draws)]
-        return self._read(self.train.images[chosen], ways)
+        draws = torch.rand(len(indices), MAX_TRIES * 4 + 1, generator=generator, device=generator.device)
+        crops = [make_random_crop(row) for row in host_sync.to_host(draws)]
+        return self._read(self.train.images[indices], crops)
 
-    def _read(self, numbers: Tensor, ways: Sequence[Callable[[Any], Any]]) -> Tensor:
+    def _read(self, numbers: Tensor, transforms: Sequence[Callable[[Any], Any]]) -> Tensor:
         """Read image files, each made into an image of 224 x 224 by a function of its own."""
         paths = [self.folder / self.files[number] for number in host_sync.to_host(numbers)]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            images = list(threads.map(read_image, paths, ways))
+            images = list(threads.map(read_image, paths, transforms))
         return torch.from_numpy(np.stack(images)).to(numbers.device)
 
 
-def read_image(path: Path, way: Callable[[Any], Any]) -> NDArray[np.uint8]:
+def read_image(path: Path, transform: Callable[[Any], Any]) -> NDArray[np.uint8]:
     """(224, 224, 3), of a file.
 
     Raises:
@@ -135,7 +137,7 @@ def read_image(path: Path, way: Callable[[Any], Any]) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            return np.asarray(way(image.convert("RGB")))
+            return np.asarray(transform(image.convert("RGB")))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} is no image that can be opened ({error}); remove or replace it") from error
 
@@ -150,14 +152,14 @@ def crop_center(image: Any) -> Any:
 def make_random_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
     """Return a function that crops and flips a PIL image, by numbers from 0 to 1."""
 
-    def way(image: Any) -> Any:
+    def crop(image: Any) -> Any:
         from torchvision.transforms import functional
 
         top, left, height, width = draw_crop_box(image.width, image.height, draws)
         cropped = functional.resized_crop(image, top, left, height, width, [SIDE, SIDE])
         return functional.hflip(cropped) if draws[-1] < 0.5 else cropped
 
-    return way
+    return crop
 
 
 def draw_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
@@ -166,12 +168,14 @@ def draw_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
     As torchvision's RandomResizedCrop.get_params.
     """
     low, high = (math.log(ratio) for ratio in ASPECT_RANGE)
-    for at in range(0, MAX_TRIES * 4, 4):
-        area, shape, down, right = draws[at : at + 4]
+    for start in range(0, MAX_TRIES * 4, 4):
+        area, shape, down, right = draws[start : start + 4]
         pixels = width * height * (AREA_RANGE[0] + (AREA_RANGE[1] - AREA_RANGE[0]) * area)
         ratio = math.exp(low + (high - low) * shape)
-        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        w = round(math.sqrt(pixels * ratio))
+        h = round(math.sqrt(pixels / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
-    w, h = min(width, round(height * ASPECT_RANGE[1])), min(height, round(width / ASPECT_RANGE[0]))
+    w = min(width, round(height * ASPECT_RANGE[1]))
+    h = min(height, round(width / ASPECT_RANGE[0]))
     return (height - h) // 2, (width - w) // 2, h, w

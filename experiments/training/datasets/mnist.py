@@ -24,8 +24,10 @@ def mnist(root: Path | None, device: torch.device) -> Dataset:
             raise ValueError(_explain_unusable(root))
         return Split(files.data[..., None].contiguous(), files.targets)
 
-    train, test = split(train=True), split(train=False)
-    mean, std = (0.1307,), (0.3081,)
+    train = split(train=True)
+    test = split(train=False)
+    mean = (0.1307,)
+    std = (0.3081,)
     return Dataset(FILES["title"], digest_splits(train, test), train, test, 10, mean=mean, std=std).to(device)
 
 

@@ -29,8 +29,8 @@ class LSTM(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """(B, T) numbers of words -> (B, T, classes)."""
         states, _ = self.lstm(self.vectors(words))
-        found: Tensor = self.words(states)
-        return found
+        logits: Tensor = self.words(states)
+        return logits
 
 
 class BERT(nn.Module):
@@ -77,7 +77,8 @@ class GPT(nn.Module):
 
     def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(classes, width), nn.Embedding(length, width)
+        self.words = nn.Embedding(classes, width)
+        self.places = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(DecoderBlock(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         for module in self.modules():
@@ -100,13 +101,14 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention, self.further = Attention(width, heads), FeedForward(width)
+        self.attention = Attention(width, heads)
+        self.further = FeedForward(width)
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) -> the same."""
         stream = stream + self.attention(stream)
-        found: Tensor = stream + self.further(stream)
-        return found
+        outputs: Tensor = stream + self.further(stream)
+        return outputs
 
 
 class Attention(nn.Module):
@@ -114,16 +116,18 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.norm = heads, nn.LayerNorm(width)
-        self.asked, self.onto = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.asked = nn.Linear(width, 3 * width)
+        self.onto = nn.Linear(width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) -> what is added to it."""
         query, key, value = self.asked(self.norm(stream)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         of_heads = [part.transpose(1, 2) for part in (query, key, value)]  # (B, heads, T, width / heads)
-        seen = causal_attention(*of_heads).transpose(1, 2).flatten(2)
-        found: Tensor = self.onto(seen)
-        return found
+        attended = causal_attention(*of_heads).transpose(1, 2).flatten(2)
+        outputs: Tensor = self.onto(attended)
+        return outputs
 
 
 class FeedForward(nn.Module):
@@ -132,12 +136,13 @@ class FeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.wide, self.onto = nn.Linear(width, MLP_RATIO * width), nn.Linear(MLP_RATIO * width, width)
+        self.wide = nn.Linear(width, MLP_RATIO * width)
+        self.onto = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) -> what is added to it."""
-        found: Tensor = self.onto(functional.gelu(self.wide(self.norm(stream))))
-        return found
+        outputs: Tensor = self.onto(functional.gelu(self.wide(self.norm(stream))))
+        return outputs
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

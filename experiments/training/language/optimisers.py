@@ -94,9 +94,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Step both optimizers, on the groups and the state of this one, whoever loaded them."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        self.muon.param_groups = self.param_groups[:1]
+        self.adamw.param_groups = self.param_groups[1:]
         both: tuple[torch.optim.Optimizer, ...] = (self.muon, self.adamw)
-        for each in both:
-            each.state = self.state
-            each.step()
+        for optimizer in both:
+            optimizer.state = self.state
+            optimizer.step()
         return loss

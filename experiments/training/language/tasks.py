@@ -15,10 +15,8 @@ from experiments.training.language.optimisers import OptimizerRecipe
 from experiments.training.task import IGNORED_LABEL, Task
 
 GUESSED_SHARE = 0.15  # of the words are guessed; of these
-MASKED_SHARE, RANDOM_SHARE = (
-    0.8,
-    0.1,
-)  # are hidden, and replaced by another word; the rest stays (Devlin et al. 2019)
+MASKED_SHARE = 0.8  # are hidden (Devlin et al. 2019)
+RANDOM_SHARE = 0.1  # are replaced by another word; the rest stays
 
 
 @dataclass(frozen=True)
@@ -31,12 +29,12 @@ class NextWordTask(Task):
         return self.network(0, data.train.images.shape[1], data.classes)
 
     def draw_batch(
-        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+        self, data: Dataset, indices: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        return data.train.images[chosen], data.train.labels[chosen]
+        return data.train.images[indices], data.train.labels[indices]
 
-    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return some.images, some.labels
+    def evaluation_batch(self, data: Dataset, split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return split.images, split.labels
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,8 @@ class AnnealedNextWordTask(NextWordTask):
         return self.recipe.make_optimizer(model, self.lr, self.weight_decay)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        rate, falling = super().learning_rate(step, steps_per_epoch), step / steps_per_epoch
+        rate = super().learning_rate(step, steps_per_epoch)
+        falling = step / steps_per_epoch
         falling = (falling - self.lr_warmup_epochs) / (self.lr_cosine_epochs - self.lr_warmup_epochs)
         height = (1 + math.cos(math.pi * min(1.0, max(0.0, falling)))) / 2  # from 1 to 0
         return rate * (self.lr_end + (1 - self.lr_end) * height)
@@ -78,19 +77,20 @@ class HiddenWordTask(NextWordTask):
     """
 
     def draw_batch(
-        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+        self, data: Dataset, indices: Tensor, generator: Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        return hide_words(data.train.images[chosen], data.classes, generator)
+        return hide_words(data.train.images[indices], data.classes, generator)
 
-    def evaluation_batch(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        always = Generator(some.images.device).manual_seed(0)
-        return hide_words(some.images, data.classes, always)
+    def evaluation_batch(self, data: Dataset, split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        always = Generator(split.images.device).manual_seed(0)
+        return hide_words(split.images, data.classes, always)
 
 
 def hide_words(words: Tensor, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Words with some of them hidden, and labels, both (B, T). The last class stands for a hidden word."""
     draw = partial(torch.rand, words.shape, generator=generator, device=words.device)
-    is_asked, how = draw() < GUESSED_SHARE, draw()
+    is_asked = draw() < GUESSED_SHARE
+    how = draw()
     others = torch.randint(classes - 1, words.shape, generator=generator, device=words.device)
     labels = words.masked_fill(~is_asked, IGNORED_LABEL)
     inputs = words.masked_fill(is_asked & (how < MASKED_SHARE), classes - 1)

@@ -42,13 +42,16 @@ class LocalReplica:
     ) -> None:
         for buffer in model.buffers():
             comm.broadcast(buffer)
-        self.model, self.inner, self.comm = model, make(model), comm
+        self.model = model
+        self.inner = make(model)
+        self.comm = comm
         # NaN and Inf are what the log looks for, as under a method.
         self.optimiser = LocalOptimizer(
             self.inner, model, strategy, comm, seed, check=False, select=select, timer=timer
         )
         self.gradients = FlatGradients(model.named_parameters(), "global")
-        self.num_elements, self.nothing = self.optimiser.num_elements, self.gradients.flat.new_zeros(())
+        self.num_elements = self.optimiser.num_elements
+        self.nothing = self.gradients.flat.new_zeros(())
         self.moved = self.nothing
         for fragment in self.optimiser.fragments:
             fragment.on_average = self._note
@@ -66,8 +69,8 @@ class LocalReplica:
 
     def _note(self, average: list[Tensor]) -> None:
         """Count what an average moves."""
-        found = sum((torch.count_nonzero(piece) for piece in average), torch.zeros_like(self.nothing))
-        self.moved = self.moved + found / self.num_elements
+        moved = sum((torch.count_nonzero(piece) for piece in average), torch.zeros_like(self.nothing))
+        self.moved = self.moved + moved / self.num_elements
 
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
@@ -89,11 +92,11 @@ class LocalReplica:
 
     def search_stats(self) -> dict[str, SearchStats]:
         """Return the kernels that searched the drift, by name; see `Engine.searching`."""
-        found = dict[str, SearchStats]()
+        stats_by_kernel = dict[str, SearchStats]()
         for fragment in self.optimiser.fragments:
             for name, stats in fragment.engine.search_stats().items():
-                found[name] = found.get(name, SearchStats()) + stats
-        return found
+                stats_by_kernel[name] = stats_by_kernel.get(name, SearchStats()) + stats
+        return stats_by_kernel
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state, without its parameters and its inner optimizer's."""
