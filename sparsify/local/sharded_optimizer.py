@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.core.bucket import local_shard
 from sparsify.local.guards import check_steps_locally
-from sparsify.local.local_optimizer import LocalOptimizer, find_optimizers_of_model
+from sparsify.local.local_optimizer import LIVE_OPTIMIZERS, LocalOptimizer
 from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
 from sparsify.wrappers.handshake import check_arguments_agree
@@ -121,8 +121,8 @@ class ShardedLocalOptimizer(LocalOptimizer):
 
     def _check_averaged(self, trained: NamedParameters) -> None:
         """Refuse trained parameters that no optimizer of local steps has."""
-        optimizers = find_optimizers_of_model(self)
-        averaged_ids = {id(p) for optimizer in optimizers for p in optimizer._wrapped_parameters}
+        live = [optimizer for optimizer in [*LIVE_OPTIMIZERS] if not optimizer._claim.is_superseded]
+        averaged_ids = {id(p) for optimizer in live for p in optimizer._wrapped_parameters}
         for name, p in trained:
             if id(p) not in averaged_ids:
                 raise ValueError(
