@@ -30,8 +30,8 @@ from sparsify.core.spec import BrokenFile, import_entry
 from sparsify.ranges import describe_unknown
 
 FOLDER = Path(__file__).parent
-MAIN = "yoon2022"  # the paper that this project began with
-BEYOND = "Beyond the papers"
+MAIN_PAPER = "yoon2022"  # the paper that this project began with
+BEYOND_PAPERS = "Beyond the papers"
 
 
 def files_by_item() -> dict[str, Path]:
@@ -61,7 +61,7 @@ def items_in_reading_order() -> list[str]:
     """Return all items: those of the main paper in its order, of the others, of none, one's own."""
     papers_by_item = {item: _paper_of(path) for item, path in files_by_item().items()}
     ordered = list[str]()
-    for paper in sorted(papers.names(), key=lambda name: (name != MAIN, not papers.bibtex(name), name)):
+    for paper in sorted(papers.names(), key=lambda name: (name != MAIN_PAPER, not papers.bibtex(name), name)):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
         order = papers.order(paper)
         ordered += sorted(of_paper, key=lambda item: order.index(item) if item in order else len(order))
@@ -71,7 +71,7 @@ def items_in_reading_order() -> list[str]:
 def paper_label(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
     paper = _paper_of(files_by_item()[item])
-    return papers.called(paper) or (BEYOND if paper in papers.names() else "")
+    return papers.called(paper) or (BEYOND_PAPERS if paper in papers.names() else "")
 
 
 def find_item(word: str) -> str:

@@ -14,7 +14,7 @@ from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import mean_phase_seconds
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TIMED, scaled_settings, variants, with_density
+from experiments.figures._runs import TIMED, scaled_settings, variant_settings, with_density
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published_cost`.
@@ -33,7 +33,7 @@ SIMULATED = (
     "says, at 50 us a message; nothing overlaps, and nobody is late."
 )
 DENSITY = 0.001
-METHODS = variants("predicted")  # of shi-scaling and stable-dgc, all in turns
+METHODS = variant_settings("predicted")  # of shi-scaling and stable-dgc, all in turns
 
 
 class LocalWork(NamedTuple):

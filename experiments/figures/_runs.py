@@ -52,15 +52,15 @@ def list_settings(frames: Frames, column: str) -> str:
 
 def scaled_settings(base: RunSettings, item: str, profile: str) -> dict[str, Any]:
     """Return settings that several items need, with those by which a profile scales an item."""
-    return {**base, "profile": profile, **scale(item, profile)}
+    return {**base, "profile": profile, **profile_settings(item, profile)}
 
 
-def scale(item: str, profile: str) -> RunSettings:
+def profile_settings(item: str, profile: str) -> RunSettings:
     """Return the settings by which a profile scales an item, from scales.yaml."""
     return profile_entry(_settings("scales")[item], profile)
 
 
-def variants(item: str) -> Mapping[str, RunSettings]:
+def variant_settings(item: str) -> Mapping[str, RunSettings]:
     """Return the settings in which each of an item's variants differs, from variants.yaml."""
     return _settings("variants")[item]
 

@@ -28,7 +28,7 @@ from analysis.stats import (
 )
 from experiments.config.run import Run, RunOrWords, RunSettings
 from experiments.figures import _runs
-from experiments.figures._runs import scale
+from experiments.figures._runs import profile_settings
 from experiments.figures.papers import value
 
 METHODS = ("dense", "topk", "randomk")
@@ -63,13 +63,16 @@ def timing_runs(
         item: whose entry in scales.yaml says how profiles scale it.
     """
     validate = "epoch" if mode == "as_published" else "never"
-    shared = recipe_run(profile, scale(item, profile)) | {"train.validate": validate, "timing.mode": mode}
-    return [Run((shared | more).settings, variants or _runs.variants(item))]
+    shared = recipe_run(profile, profile_settings(item, profile)) | {
+        "train.validate": validate,
+        "timing.mode": mode,
+    }
+    return [Run((shared | more).settings, variants or _runs.variant_settings(item))]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
     """Return one whole training per method and seed."""
-    shared = recipe_run(profile, scale("convergence", profile))
+    shared = recipe_run(profile, profile_settings("convergence", profile))
     return [
         shared | {"method": method, **small_density(method, profile), "seed": seed}
         for seed in seeds[profile]
@@ -89,16 +92,16 @@ def small_model_variants(item: str, profile: str) -> dict[str, RunSettings]:
     """Return an item's variants, with a density for small models."""
     return {
         name: {**settings, **small_density(settings["method"], profile)}
-        for name, settings in _runs.variants(item).items()
+        for name, settings in _runs.variant_settings(item).items()
     }
 
 
 def bucketed_variants(item: str, profile: str) -> dict[str, RunSettings]:
     """Return an item's variants, those with buckets in the size that suits the profile's model."""
-    buckets = scale("buckets", profile)
+    buckets = profile_settings("buckets", profile)
     return {
         name: {**settings, **buckets} if "-buckets" in name else settings
-        for name, settings in _runs.variants(item).items()
+        for name, settings in _runs.variant_settings(item).items()
     }
 
 
@@ -158,7 +161,7 @@ def percent_longer(frames: Frames, method: str, baseline: str = "dense") -> Esti
     return ratio and ratio.percent_above_one()
 
 
-def method_phases(
+def method_phase_estimate(
     frames: Frames,
     method: str,
     names: Sequence[str],

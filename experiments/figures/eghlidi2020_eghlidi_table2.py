@@ -119,7 +119,7 @@ def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
 def _coding_above_half(frames: Frames) -> Estimate | None:
     """Return the points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
-    share = yoon2022.method_phases(
+    share = yoon2022.method_phase_estimate(
         frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, PERCENT, MODE
     )
     return share and yoon2022.subtract(share, 50)

@@ -231,7 +231,9 @@ class Figure:
             frames, self.module.published_results() if hasattr(self.module, "published_results") else {}
         )
 
-    def page(self, frames: Frames, profile: str, verdicts: list[Verdict], numbers: Sequence[Table]) -> str:
+    def markdown_page(
+        self, frames: Frames, profile: str, verdicts: list[Verdict], numbers: Sequence[Table]
+    ) -> str:
         """Return its page in Markdown.
 
         Picture, caption, verdicts, tables of numbers, and the reasons of the tolerances.

@@ -25,7 +25,7 @@ from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._links import ABOVE, BELOW, BETA, FOUND_GBIT_S, BreakEvenBandwidths, split_by_link
-from experiments.figures._runs import TIMED, list_settings, scaled_settings
+from experiments.figures._runs import TIMED, list_settings, scaled_settings, variant_settings
 from experiments.figures.papers import claim
 
 SCALE = yoon2022.TIMING_SCALE
@@ -76,7 +76,7 @@ def runs(profile: str) -> list[Run]:
 
 def variants_in_buckets(item: str, model: Model) -> dict[str, RunSettings]:
     """Return an item's variants, dense with buckets in the size that suits the model."""
-    settings_by_name = dict(variants(item))
+    settings_by_name = dict(variant_settings(item))
     settings_by_name[DENSE] = {**settings_by_name[DENSE], "method.scope": model.bucket_mb}
     return settings_by_name
 

@@ -27,8 +27,8 @@ from experiments.figures._links import (
     MEDIAN_ERROR,
     MOST_ERROR,
     error_claims,
+    mean_launch_ratio,
     mean_over_launches,
-    mean_ratio,
     percent_errors,
     summarize_errors,
 )
@@ -111,7 +111,7 @@ def rings_over_quicker(frames: Frames, exchange: str, delay_s: float, size: int)
     cases = cases_with_raised_windows(frames)
     cell = cases.query("exchange == @exchange and delay == @delay_s and workers == @size")
     by_way = cell.pivot_table(index="seed", columns="how", values="measured")
-    return mean_ratio(by_way[BACKEND], by_way[AUTO]) if {AUTO, BACKEND} <= {*by_way} else None
+    return mean_launch_ratio(by_way[BACKEND], by_way[AUTO]) if {AUTO, BACKEND} <= {*by_way} else None
 
 
 def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
@@ -189,7 +189,7 @@ def _window_rows(cases: pd.DataFrame) -> list[dict[str, object]]:
         {
             "exchange": _label(str(name)), "P": size, "raised": mean_over_launches(1e3 * launches[RAISED]),
             "as the system has them": mean_over_launches(1e3 * launches[SYSTEM]),
-            "times as long": mean_ratio(launches[SYSTEM], launches[RAISED]), "launches": len(launches),
+            "times as long": mean_launch_ratio(launches[SYSTEM], launches[RAISED]), "launches": len(launches),
         }
         for (size, _, name), launches in by_launch.dropna().groupby(level=CELL)
     ]  # fmt: skip

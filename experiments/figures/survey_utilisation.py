@@ -35,6 +35,7 @@ from experiments.figures._links import (
     break_even_ratio,
     mean_launch_ratio,
     mean_over_launches,
+    quantity_by_launch,
 )
 from experiments.figures._runs import TIMED, list_settings, scaled_settings
 from experiments.figures.papers import claim, words

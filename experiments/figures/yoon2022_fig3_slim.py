@@ -13,14 +13,14 @@ from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
+from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, variant_settings
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
 published_results = yoon2022.published_results
 COLUMN = "val_top1"
-METHODS = variants("fig3-slim")
+METHODS = variant_settings("fig3-slim")
 DENSER = METHODS["topk-denser"]["method.density"]
 LOOKS = {
     "topk": style.method_style("topk")._replace(label="Top-k, 0.001"),
@@ -36,7 +36,7 @@ def item_runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = 
     Args:
         item: whose entry in scales.yaml says how profiles scale it.
     """
-    shared = yoon2022.recipe_run(profile, scale(item, profile))
+    shared = yoon2022.recipe_run(profile, profile_settings(item, profile))
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}

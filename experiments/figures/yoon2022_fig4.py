@@ -96,7 +96,7 @@ def parts_ms(frames: Frames, method: str) -> dict[str, float]:
 
 def step_ms(frames: Frames, method: str) -> Estimate:
     """Return mean milliseconds of an iteration, over ranks, with its interval."""
-    step = yoon2022.method_phases(frames, method, ("step",))
+    step = yoon2022.method_phase_estimate(frames, method, ("step",))
     assert step is not None  # every run has steps
     return step
 
@@ -156,15 +156,17 @@ def claims() -> list[Claim]:
         claim(
             "yoon2022.fig4.topk-communicates-longer", yoon2022.extra_phase_ms, "topk", "dense", COMMUNICATION
         ),
-        *of_methods("yoon2022.fig4.communication", yoon2022.method_phases, yoon2022.METHODS, COMMUNICATION),
-        claim("yoon2022.fig4.compression.topk", yoon2022.method_phases, "topk", ("select",)),
-        claim("yoon2022.fig4.compression.randomk", yoon2022.method_phases, "randomk", ("select",)),
+        *of_methods(
+            "yoon2022.fig4.communication", yoon2022.method_phase_estimate, yoon2022.METHODS, COMMUNICATION
+        ),
+        claim("yoon2022.fig4.compression.topk", yoon2022.method_phase_estimate, "topk", ("select",)),
+        claim("yoon2022.fig4.compression.randomk", yoon2022.method_phase_estimate, "randomk", ("select",)),
     ]
 
 
 def compression_dominance(frames: Frames, method: str) -> Estimate | None:
     """Return compression less the larger of FP + BP and communication, in percent of the iteration."""
-    return yoon2022.method_phases(
+    return yoon2022.method_phase_estimate(
         frames, method, ("select", "forward", "backward", "wait", "transfer", "step"),
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
         (-100.0, 100.0),

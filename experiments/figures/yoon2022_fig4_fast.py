@@ -8,7 +8,7 @@ from analysis.stats import Estimate, phase_time_ratio
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4 as fig4
-from experiments.figures._runs import variants
+from experiments.figures._runs import variant_settings
 from experiments.figures.papers import claim
 
 TITLE = "Breakdown of an iteration, with a fast selection"
@@ -18,7 +18,7 @@ published_results = yoon2022.published_results
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"), item="timing-fast")
+    return yoon2022.timing_runs(profile, MODE, variant_settings("fig4-fast"), item="timing-fast")
 
 
 draw = fig4.draw
@@ -42,4 +42,6 @@ def selection_ratio(frames: Frames, slow: str, fast: str) -> Estimate | None:
 def selection_percent(frames: Frames, method: str) -> Estimate | None:
     """Return selection in percent of FP and BP."""
     parts = ("select", "forward", "backward")
-    return yoon2022.method_phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))
+    return yoon2022.method_phase_estimate(
+        frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp)
+    )

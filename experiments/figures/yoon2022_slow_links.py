@@ -21,7 +21,7 @@ from analysis.times.attribution import COMMUNICATION
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._links import split_by_link
-from experiments.figures._runs import list_settings, scale
+from experiments.figures._runs import list_settings, profile_settings
 from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense, asked for 1 and 10 Gbit/s"
@@ -153,7 +153,7 @@ def table(frames: Frames) -> list[Table]:
 
 def claims() -> list[Claim]:
     slowest = LINKS[0]
-    batch = scale("slow-links", "laptop")["task.batch_size"]
+    batch = profile_settings("slow-links", "laptop")["task.batch_size"]
     family = "yoon2022.slow-links"
     how = f"VGG-16, batch {batch}, density 0.001"
     pairs = [

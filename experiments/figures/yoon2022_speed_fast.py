@@ -9,7 +9,7 @@ from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_speed as speed
-from experiments.figures._runs import scale, variants
+from experiments.figures._runs import profile_settings, variant_settings
 from experiments.figures.papers import claim
 
 TITLE = "Training speed with a fast selection"
@@ -21,8 +21,10 @@ BUCKETED = "topk-buckets-fused"
 
 def runs(profile: str) -> list[Run]:
     # Virtual ranks can't overlap anything.
-    is_virtual = scale("timing-fast", profile)["cluster"] == "virtual"
-    chosen = variants("fig4-fast") if is_virtual else yoon2022.bucketed_variants("speed-fast", profile)
+    is_virtual = profile_settings("timing-fast", profile)["cluster"] == "virtual"
+    chosen = (
+        variant_settings("fig4-fast") if is_virtual else yoon2022.bucketed_variants("speed-fast", profile)
+    )
     return yoon2022.timing_runs(profile, MODE, chosen, item="timing-fast")
 
 

@@ -80,4 +80,6 @@ def page(item: str, frames: Frames, profile: str = "laptop") -> str:
     """Return an item's page in Markdown, with the verdicts on these frames."""
     has_numbers = len(frames.runs) > 0 or profile == figures.PUBLISHED
     figure = figures.load(item)
-    return figure.page(frames, profile, figure.judge(frames), figure.tables(frames) if has_numbers else [])
+    return figure.markdown_page(
+        frames, profile, figure.judge(frames), figure.tables(frames) if has_numbers else []
+    )

@@ -31,7 +31,10 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Puts a file into an empty folder of figures; modules that items share stay where they are."""
+    """Return a function that puts a file into an empty folder of figures.
+
+    Modules that items share stay where they are.
+    """
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     monkeypatch.setattr(figures, "__path__", [str(tmp_path), *figures.__path__])
     before = set(sys.modules)

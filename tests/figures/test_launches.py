@@ -1,4 +1,4 @@
-"""What takes turns is launched several times: how often, in which order, for how long."""
+"""Variants that take turns are launched several times: how often, in which order, for how long."""
 
 from __future__ import annotations
 

@@ -20,8 +20,10 @@ LARGE, SMALL = 10**6, 10**3
 
 
 def frames(*runs: tuple[str, int, float]) -> Frames:
-    """Return a run of two workers for each method, its bytes and how many times its exchange takes as long as
-    predicted: one step a turn, in which worker 0 only sends and is done in half the time.
+    """Return a run of two workers for each method.
+
+    Each is given as (method, bytes, times), where its exchange takes so many times as long as predicted: one
+    step a turn, in which worker 0 only sends and is done in half the time.
     """
     words = """
     method.density=0.01 workers=2 cluster.link.name=ethernet_1g task.name=vector timing.mode=serialised

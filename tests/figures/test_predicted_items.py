@@ -75,7 +75,7 @@ def test_an_exchange_takes_what_the_published_words_take() -> None:
 
 @pytest.mark.parametrize("name", zhang_stable_costs.ANNOUNCED)
 def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> None:
-    """Of nothing selected only lengths travel: in a step that re-uses thresholds."""
+    """Where nothing is selected, only lengths travel: in a step that re-uses thresholds."""
     size, method = 4, sparsify.build(name, density=0.01)
     replay = ExchangeReplay(method, 10_000, size)
     replay.replay_step(SyntheticSelections(SelectionStatistics(0.01, 0.3), 10_000, size))

@@ -26,8 +26,10 @@ verdict = partial(made_up.verdict, "shi-selection")
 
 
 def frames(changed: dict[str, float] | None = None, gpu: str | None = None, selected: float = 1.0) -> Frames:
-    """Return records of one process; milliseconds of single methods are `changed` at the larger size only,
-    and `selected` is what Gaussian-k as published finds over k.
+    """Return records of one process.
+
+    Milliseconds of single methods are `changed` at the larger size only, and `selected` is what Gaussian-k as
+    published finds over k.
     """
     words = """
     method.density=0.001 task.name=vector workers=1 threads=1 cluster.where=local timing.mode=serialised

@@ -45,8 +45,8 @@ def judged(frames: Frames) -> list[str]:
 def test_slope_and_intercept_are_those_of_the_steps(frames: Frames) -> None:
     for method in straggler.METHODS:
         for found, true in (
-            (straggler.slope(frames, method), SLOPE),
-            (straggler.intercept(frames, method), INTERCEPT_MS),
+            (straggler.lateness_slope(frames, method), SLOPE),
+            (straggler.lateness_intercept_ms(frames, method), INTERCEPT_MS),
         ):
             low, high = interval(found)
             assert low < true < high

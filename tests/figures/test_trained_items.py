@@ -113,7 +113,8 @@ def swept(folder: Path, end: Callable[[int, int, int], float]) -> list[float]:
 
 def test_the_whole_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) -> None:
     """Single elements end twice as high as larger buckets, 200 steps between selections three times as high.
-    What diverged counts with four times Ok-Topk's loss.
+
+    Runs that diverged count with four times Ok-Topk's loss.
     """
 
     def end(block: int, every: int, seed: int) -> float:
@@ -137,8 +138,9 @@ def test_the_best_cell_of_a_seed_is_chosen_by_the_others(tmp_path: Path) -> None
 
 
 def table_1(folder: Path) -> Frames:
-    """Return the trainings of table 1: Block-random-k with allReduce loses twice as much, and layer-wise is a
-    point above global.
+    """Return the trainings of table 1.
+
+    Block-random-k with allReduce loses twice as much, and layer-wise is a point above global.
     """
     ends = {"dense": 90.0, "topk": 80.0, "randomk": 75.0, "blockrandomk": 70.0}
 

@@ -19,9 +19,10 @@ AT_ONCE = item.LinkSettings(0.1, 0.0)  # Gbit/s, and a link without distance
 
 
 def frames(launches: int = 3, delay: float = 0.05, slower: float = 1.0) -> Frames:
-    """Return launches over links of 0.1 and 1 Gbit/s: an exchange takes its bytes' time and four ways;
-    SparseLoCo's a hundredth of the bytes, streaming's a third of them each. Whole rounds of DiLoCo with
-    another H, over the first, take so many times as long.
+    """Return launches over links of 0.1 and 1 Gbit/s.
+
+    An exchange takes its bytes' time and four ways; SparseLoCo's a hundredth of the bytes, streaming's a
+    third of them each. Whole rounds of DiLoCo with another H, over the first, take so many times as long.
     """
     records = RecordBuilder({"cluster.link.alpha_s": delay, "workers": 2})
     timed = [
@@ -58,7 +59,7 @@ def test_a_share_is_what_is_computed_of_a_round() -> None:
         assert share == pytest.approx(COMPUTING / (COMPUTING + exchange_s))
     is_exchange = found.steps["wire_bytes"] > 0  # where noise makes one short, it is less than all
     quick = found._replace(steps=found.steps.assign(step_s=found.steps["step_s"].mask(is_exchange, 0.1)))
-    assert item.shares(quick, item.DILOCO, 8, item.CLAIMED).to_dict() == {0: item.MOST}
+    assert item.computing_shares(quick, item.DILOCO, 8, item.CLAIMED).to_dict() == {0: item.MOST}
 
 
 def test_arithmetic_knows_bytes_and_the_bandwidth_that_was_found() -> None:
@@ -109,6 +110,6 @@ def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> N
             1.25
         )
         # What checks it is no part of what is composed.
-        expected = item.shares(frames(), item.DILOCO, 8, item.CLAIMED)
-        assert item.shares(found, item.DILOCO, 8, item.CLAIMED).equals(expected)
+        expected = item.computing_shares(frames(), item.DILOCO, 8, item.CLAIMED)
+        assert item.computing_shares(found, item.DILOCO, 8, item.CLAIMED).equals(expected)
     assert item.composed_over_measured(found, item.SPARSELOCO, CHECKED, item.CLAIMED) is None
