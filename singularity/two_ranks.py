@@ -1,5 +1,6 @@
-"""One step of two ranks, in an image: what it can do. Standard library, and torch and, under mpirun, Horovod
-where they are.
+"""Run one step of two ranks, to see what an image can do.
+
+It needs the standard library; torch, and Horovod under mpirun, are used where they are.
 
 The step is the project's core in a few lines: gradients of a small network, the largest tenth of each rank's
 gathered by all, the mean of dense ones for comparison. It runs on torch 1.8 as well.

@@ -1,4 +1,4 @@
-"""What tests share: a command line in a folder of its own, and real data where they are."""
+"""Fixtures that tests share: a command line in a folder of its own, and real data where they are."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def workers_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def others_may_emulate_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of tests do so at once, beside measurements; what they find of links is not tested."""
+    """Let processes of tests emulate links beside measurements; no test checks what they find of links."""
     monkeypatch.setattr(local, "EMULATION", f"emulation-of-tests-{os.getpid()}")
 
 
 @pytest.fixture
 def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invented times of one launch decide: what is tested is the quantity."""
+    """Let invented times of one launch decide: what is tested is the quantity."""
     from analysis import claims, stats
     from analysis.records.steps import BLOCKS, LAUNCHES
 
@@ -101,8 +101,10 @@ def pytest_configure() -> None:
 
 
 def in_memory() -> bool:
-    """May `tmp_path` lie in memory? What a test writes is synced to the disk as what users compute is, and
-    beside other programs that write, one sync takes seconds.
+    """Return whether `tmp_path` may lie in memory.
+
+    What a test writes is synced to the disk as what users compute is, and beside other programs that write,
+    one sync takes seconds.
     """
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return False
@@ -118,8 +120,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest first. Or in an order drawn from $SHUFFLE, which is told; all processes of
-    pytest-xdist draw the same. Files stay together, for what a file makes once would be made again and again.
+    """Sort the tests: those that take longest first, or in an order drawn from $SHUFFLE.
+
+    The seed is printed; all processes of pytest-xdist draw the same order. Tests of a file stay together, for
+    what a file makes once would be made again and again.
     """
     for item in items:
         if any(item.get_closest_marker(system) for system in SYSTEMS):
@@ -186,19 +190,19 @@ def skipped_wrongly(config: pytest.Config) -> list[str]:
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:
-    """What a test is parametrised with."""
+    """Return the parameters of a test, by name."""
     found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     return found
 
 
 def rank(group: str) -> int:
-    """Of a group, among those that begin: clusters, what else there is one of, whole files, single tests."""
+    """Return the rank of a group: clusters, other shared resources, whole files, then single tests."""
     kinds = (group in SLURMS, group in TOGETHER.values(), "::" not in group, True)
     return kinds.index(True)
 
 
 def take_signals() -> None:
-    """Signals do what they do in a terminal, also where a script or `nohup` has them ignored."""
+    """Let signals act as in a terminal, also where a script or `nohup` has them ignored."""
     for number, how in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, how)
@@ -206,14 +210,14 @@ def take_signals() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes a core: for half of their time tests wait, for SLURM and for what they started."""
+    """Run two processes a core: for half of their time tests wait, for SLURM and for what they started."""
     fit = psutil.virtual_memory().available // PROCESS_BYTES
     return max(1, min(2 * (os.cpu_count() or 1), fit))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups go to the process that is free first, in the order of their tests."""
+    """Give groups to the process that is free first, in the order of their tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class TogetherOrApart(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
@@ -225,7 +229,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def group_of(nodeid: str) -> str:
-    """What the test shares with others, or its own name."""
+    """Return the resource that the test shares with others, or the test's own name."""
     file = nodeid.partition("::")[0]
     text = text_of(file)
     if "pytest.mark.slurm" in text:
@@ -239,7 +243,7 @@ def text_of(file: str) -> str:
 
 
 def environment_for(results: Path, **extra: str) -> dict[str, str]:
-    """The surroundings of a command under test: its results go to `results`, CIFAR-10 is out of reach."""
+    """Return the environment of a command under test, without CIFAR-10; its results go to `results`."""
     clean = {name: value for name, value in os.environ.items() if name not in THE_USERS}
     return {**clean, "SPARSIFY_RESULTS": str(results), "PYTHONWARNINGS": "error::ResourceWarning", **extra}
 
@@ -247,19 +251,19 @@ def environment_for(results: Path, **extra: str) -> dict[str, str]:
 def process(
     *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """What a program printed, and its exit code."""
+    """Run a program; return its output and its exit code."""
     return subprocess.run(
         words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
 def python(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """The same of a Python of its own."""
+    """Run a Python of its own; return its output and its exit code."""
     return process(sys.executable, *words, **how)
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that are there in a process of its own after this code, which ends well."""
+    """Return the modules that a process of its own has loaded after this code."""
     done = python("-c", f"import sys; {code}; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
@@ -267,7 +271,7 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Runs `python -m experiments ...` and returns what it printed and its exit code."""
+    """Return a function that runs `python -m experiments ...` and returns its output and exit code."""
 
     def run(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
         return python("-m", "experiments", *words, env=environment_for(tmp_path / "results", **extra))
@@ -277,7 +281,10 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The same within this process, which saves starting one. Workers are processes all the same."""
+    """Return a function that runs `experiments` within this process, which saves starting one.
+
+    Workers are processes all the same.
+    """
     for name in THE_USERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))
@@ -299,7 +306,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.fixture
 def cifar10_root() -> Path:
-    """The folder of a real CIFAR-10."""
+    """Return the folder of a real CIFAR-10."""
     root = os.environ.get("DATA_ROOT")
     if not root or not (Path(root) / "cifar-10-batches-py").is_dir():
         pytest.skip("CIFAR-10 was not found: set DATA_ROOT")
@@ -307,19 +314,19 @@ def cifar10_root() -> Path:
 
 
 def fine(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """A command that ended well."""
+    """Check that a command ended well, and return it."""
     assert done.returncode == 0, done.stderr
     return done
 
 
 def there(value: T | None) -> T:
-    """What must not be missing."""
+    """Check that the value is not None, and return it."""
     assert value is not None
     return value
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
-    """One sentence that contains all `words`, the agreed exit code, no traceback."""
+    """Check that a command ended with `code` and a sentence that contains all `words`, without traceback."""
     assert done.returncode == code, (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr + done.stdout
     for word in words:

@@ -24,7 +24,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 
 def test_closed_streams_get_nothing_and_harm_no_record(tmp_path: Path) -> None:
-    """What is opened first would else have the numbers of the streams, and get what is printed."""
+    """Files opened first would else get the numbers of the streams, and what is printed."""
     done = shell(
         f"{CALL} run method=topk task=cnn_digits profile=smoke cluster=virtual <&- >&- 2>&-", tmp_path
     )

@@ -1,5 +1,6 @@
-"""The environment that `make` makes: what was left half done is done again. Programs that stand in for Python
-create nothing and install nothing; they note what they are told.
+"""The environment that `make` makes: what was left half done is done again.
+
+Programs that stand in for Python create nothing and install nothing; they note what they are told.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ esac
 
 
 class Checkout:
-    """A folder in which `make` finds a Python that notes its words in `calls`. It fails where there is a file
-    `no-ensurepip`, or `no-network`, or is asked for a CPU's build and there is no `cpu-build`.
+    """Folder in which `make` finds a Python that notes its words in `calls`.
+
+    It fails where there is a file `no-ensurepip`, or `no-network`, or is asked for a CPU's build and there is
+    no `cpu-build`.
     """
 
     def __init__(self, folder: Path) -> None:

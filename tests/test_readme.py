@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ say works: their links, commands, code and numbers."""
+"""The README and the pages of docs/ are right: their links, commands, code and numbers work."""
 
 from __future__ import annotations
 

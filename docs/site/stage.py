@@ -1,4 +1,6 @@
-"""Lays out for mkdocs what the pages of docs/ link to: python docs/site/stage.py
+"""Lay out for mkdocs what the pages of docs/ link to.
+
+    python docs/site/stage.py
 
 The pages keep the links by which they are read in the repository. Links to code, which is no part of the
 site, become its name.
@@ -33,13 +35,13 @@ def main() -> None:
 
 
 def target(path: Path) -> Path:
-    """The place of a file on the site: the README is its first page."""
+    """Return the place of a file on the site: the README is its first page."""
     name = path.relative_to(ROOT)
     return STAGE / ("index.md" if str(name) == "README.md" else name)
 
 
 def rewritten(page: Path, known: set[Path]) -> str:
-    """The text of a page, with links that lead to what is there."""
+    """Return the text of a page, in which links to files that the site lacks have become text."""
 
     def link(found: re.Match[str]) -> str:
         picture, text, to, anchor = found.groups(default="")

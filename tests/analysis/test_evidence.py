@@ -1,4 +1,4 @@
-"""What a verdict rests on: launches, occasions, links, registered rules, chance; and what is not counted."""
+"""Evidence of a verdict: launches, occasions, links, registered rules, chance; and what is not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One frame in every form: the same numbers, and no text that another program would obey."""
+"""A frame in every form: the same numbers, and no text that another program would obey."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A GPU's first minutes: the plan names what there is; parts that sleep, fail and will not end, as real
-processes; targets, and when they count as met.
+"""A GPU's first minutes: the plan, its parts and its targets.
+
+The plan names what there is; parts that sleep, fail and will not end run as real processes; targets are met
+only when they count as met.
 """
 
 from __future__ import annotations

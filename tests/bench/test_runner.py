@@ -1,4 +1,4 @@
-"""What benchmarks have in common: cases measured once, recorded, resumed, shown; words that are refused."""
+"""Benchmarks in common: cases measured once, recorded, resumed, shown; words that are refused."""
 
 from __future__ import annotations
 

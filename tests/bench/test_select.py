@@ -1,5 +1,6 @@
-"""The benchmark of selections: what it is asked, what it records, the picture and the page of it; the steps,
-side by side, and the gradients that they are taken on. No test asserts a time.
+"""The benchmark of selections: its options, records, picture and page.
+
+Also the steps side by side, and the gradients that they are taken on. No test asserts a time.
 """
 
 from __future__ import annotations

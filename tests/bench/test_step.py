@@ -1,5 +1,6 @@
-"""The benchmark of whole steps: what it counts and records, the picture and the page of it. No test asserts a
-time.
+"""The benchmark of whole steps: its counts, records, picture and page.
+
+No test asserts a time.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ SLURMS = "defaults: [generic_slurm]\n"
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of conf/ that a test may add to."""
+    """Return a copy of conf/ that a test may add to."""
     monkeypatch.delenv("SPARSIFY_CONF", raising=False)
     without = shutil.ignore_patterns("local")  # what somebody has added
     copy = shutil.copytree(choices.CONF, tmp_path / "a 'b', c" / "conf", ignore=without)

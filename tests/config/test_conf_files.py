@@ -1,4 +1,4 @@
-"""How much a file of conf/ comes to is known before it is built."""
+"""The size of a file of conf/ is known before the file is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARING = settings(
 
 
 def values(tree: Any) -> int:
-    """Lists, sections, keys and what they lead to, counted wherever they stand."""
+    """Count lists, sections, keys and the values that they lead to, wherever they stand."""
     parts = [*tree, *tree.values()] if isinstance(tree, dict) else tree
     return 1 + sum(map(values, parts)) if isinstance(tree, dict | list) else 1
 
@@ -30,7 +30,7 @@ def height(tree: Any) -> int:
 
 
 def larger(trees: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Lists and sections, some of which hold the same one several times: an alias in YAML."""
+    """Draw lists and sections, some of which hold one object several times, like an alias in YAML."""
     several = st.builds(lambda tree, number: [tree] * number, trees, st.integers(1, 4))
     return st.one_of(
         st.lists(trees, max_size=3),

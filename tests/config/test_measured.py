@@ -35,7 +35,7 @@ OTHERS = (  # of another method, task or data set, or of what is made of records
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small one, instead of this."""
+    """Replace the checkout by a small one; return its folder."""
     for name in MEASURING + OTHERS:
         path = tmp_path / "checkout" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path) -> None:
 
 
 def of_other_code(results: Path, *words: str) -> Attempt:
-    """A record that says that one of its files was another."""
+    """Return an attempt that records another version of one of its source files."""
     config, folders = compose.resolve([*WORDS, *words]), ResultFolders(results)
     attempt = synthetic.timed(folders.store, config)
     attempt.update_manifest(sources={**code_version.digest_by_source(), "sparsify/methods/topk.py": "0" * 12})

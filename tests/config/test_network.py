@@ -1,4 +1,4 @@
-"""What joins the workers: the files of conf/link, and their numbers for one link or for two."""
+"""Links between workers: the files of conf/link, and their numbers for one link or for two."""
 
 from __future__ import annotations
 

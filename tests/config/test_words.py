@@ -1,4 +1,4 @@
-"""What was measured can be asked for again, in words."""
+"""Measured runs can be asked for again, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others get: the wheel, and with it the examples, where there is torch and nothing of the harness."""
+"""The wheel and its examples, where there is torch and nothing of the harness."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment with the wheel and links to the packages that it needs."""
+    """Return the Python of an environment with the wheel and links to the packages that it needs."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -85,7 +85,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """In another folder than the checkout, to which no path leads."""
+    """Run Python in another folder than the checkout, to which no path leads."""
     calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(

@@ -24,7 +24,7 @@ OF_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4
 
 @pytest.fixture
 def task_of_srun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The first of four tasks, which tells soon for whom it waits."""
+    """Make this process the first of four tasks, which soon reports for whom it waits."""
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCONT)}
     monkeypatch.setattr(worker_process, "exit_with_parent", lambda: None)
     monkeypatch.setattr(locks, "REPORT_AFTER_S", 0.0)

@@ -22,7 +22,7 @@ from tests.analysis import synthetic
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run of job 7, whose worker found its log in another one's hands."""
+    """Return the folder of a run of job 7, whose worker found its log held by another process."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     attempt = Store(tmp_path / "runs").begin_attempt(synthetic.config("topk"))
     attempt.mark_running(0, "n1")

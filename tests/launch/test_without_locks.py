@@ -70,7 +70,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def without(library: Path, tmp_path: Path) -> Surroundings:
-    """The surroundings of a command whose results are on such a file system."""
+    """Return a function that makes the environment of a command whose results are on such a file system."""
     (tmp_path / "tmp").mkdir()
 
     def surroundings(number: int = errno.ENOSYS, below: Path = tmp_path / "results") -> dict[str, str]:

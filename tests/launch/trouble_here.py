@@ -1,4 +1,4 @@
-"""What goes wrong with runs on this machine, done to real ones."""
+"""Troubles of runs on this machine, done to real runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     process: subprocess.Popen[str]
 
     def step(self) -> int:
-        """Steps done."""
+        """Return the number of steps done."""
         notes = map(read_json_or_none, self.results.glob("launch/*/progress.json"))
         return max((int(note["step"]) for note in notes if note), default=0)
 

@@ -1,4 +1,4 @@
-"""What goes wrong on clusters, done to real jobs of the development cluster."""
+"""Troubles of clusters, done to real jobs of the development cluster."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ class Bench:
         return python("-m", "experiments", *words, env=self.environment, timeout_s=DEADLINE_S)
 
     def newest(self) -> list[Attempt]:
-        """The last attempt of each run."""
+        """Return the last attempt of each run."""
         store = self.folders.store
         return [store.attempts(run)[-1] for run in store.run_ids()]
 
     def await_job(self, job: str, log: Path) -> None:
-        """Until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""
+        """Wait until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""
         await_(lambda: job not in jobs.unfinished_jobs_by_id([job]), "the end of the job", pause=0.5)
         assert "ExitCode=0:0" in say(self.environment, "scontrol", "show", "job", job), log.read_text()
 
     def submit(self, *words: str) -> list[Attempt]:
-        """The attempts that were queued."""
+        """Submit runs; return the attempts that were queued."""
         done = fine(self.command("submit", *WORDS, "cluster=devcluster", self.conf, *words))
         sweep = read_json_or_none(self.folders.sweeps / done.stdout.strip() / "sweep.json")
         assert sweep is not None, done.stderr
@@ -95,7 +95,10 @@ class Bench:
         return starts[-1] if starts else None
 
     def was_interrupted(self, attempt: Attempt) -> bool:
-        """Did its run take more than one start? One that is quicker than its trouble does not."""
+        """Return whether the attempt's run took more than one start.
+
+        A run that is quicker than its trouble does not.
+        """
         made = self.folders.store.attempts(attempt.run_id)
         return len([start for one in made for start in self.folders.launch(one).glob("start-*")]) > 1
 
@@ -105,13 +108,13 @@ class Bench:
         return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
 
     def step(self, attempt: Attempt) -> int:
-        """Steps done, as its newest start has told."""
+        """Return the number of steps done, as the attempt's newest start recorded."""
         start = self.newest_start(attempt)
         note = read_json_or_none(start / "progress.json") if start else None
         return int(note["step"]) if note else 0
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
-        """Until none is under way."""
+        """Wait until none of the attempts is under way."""
         environment.use_slurm_conf(self.slurm_conf)
         quiet_since: float | None = None
 
@@ -136,7 +139,7 @@ def state_of(job: str) -> str:
 
 
 def goes_on(attempt: Attempt) -> bool:
-    """Does SLURM still have its job?"""
+    """Return whether SLURM still has the attempt's job."""
     return bool(state_of(str(attempt.job.id)))
 
 
@@ -145,7 +148,7 @@ def patience(attempts: Sized) -> float:
 
 
 def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
-    """kill -9 of a random rank's process"""
+    """Kill a random rank's process by SIGKILL."""
     start = there(bench.newest_start(attempt))
     notes = [note for path in start.glob("worker*.json") if (note := read_json_or_none(path))]
     victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
@@ -154,7 +157,7 @@ def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
 
 
 def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
-    """the stop signal, as before a preemption"""
+    """Send the stop signal, as before a preemption."""
     # scancel does not return while the job that it told is requeued; the signal is there by then.
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = process("scancel", "--signal=USR2", str(attempt.job.id), timeout_s=1)
@@ -162,8 +165,9 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
 
 
 def submit_again(bench: Bench, attempt: Attempt, words: Sequence[str], sign: str = "") -> None:
-    """Wait for the end of its job; submit its run again, unless its last step was quicker, or SLURM has not
-    written `sign`.
+    """Wait for the end of the attempt's job, then submit its run again.
+
+    Nothing is submitted if the last step was quicker, or if SLURM has not written `sign`.
     """
     what = f"the end of job {attempt.job.id}"
     await_(lambda: not goes_on(attempt), what, patience([attempt]), pause=0.5)
@@ -172,14 +176,14 @@ def submit_again(bench: Bench, attempt: Attempt, words: Sequence[str], sign: str
 
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
-    """cancel, and submit again"""
+    """Cancel the run, and submit it again."""
     done = fine(bench.command("cancel", attempt.run_id))
     if "nothing to cancel" not in done.stderr:  # or it was quicker
         submit_again(bench, attempt, STILL_SLOWER)
 
 
 def kill_its_script(bench: Bench, attempt: Attempt) -> None:
-    """kill -9 of the batch script, and submit again"""
+    """Kill the batch script by SIGKILL, and submit the run again."""
     array, _, task = str(attempt.job.id).partition("_")
     for script in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -192,7 +196,7 @@ def kill_its_script(bench: Bench, attempt: Attempt) -> None:
 
 
 def kill_its_node(bench: Bench, attempt: Attempt) -> None:
-    """its node dies, with all on it
+    """Kill the node with all processes on it.
 
     SLURM goes on to tell a dead node that its job is over. One that is back when it hears of that, half a
     minute later, ends the job's next start instead: its user submits again.
@@ -218,7 +222,7 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
 
 
 def let_it_run(bench: Bench, attempt: Attempt) -> None:
-    """the time limit draws near
+    """Let the time limit draw near.
 
     On a busy machine a start takes all of its minute until it heeds the signal; SLURM ends it, and nobody
     requeues it: its user submits again.

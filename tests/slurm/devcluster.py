@@ -32,12 +32,12 @@ of_this_venv = pytest.mark.skipif(
 
 
 def chosen() -> str:
-    """The SLURM that tests are for."""
+    """Return the name of the SLURM that tests are for."""
     return os.environ.get("SPARSIFY_SLURM") or "system"
 
 
 def slurm_of(module: str, test: str = "") -> str:
-    """The SLURM that a module's tests are for, given its text, or one test of it, given its name."""
+    """Return the SLURM that a module's tests are for, given its text, or one test of it, given its name."""
     if "each_slurm" in module:
         return next((slurm for slurm in SLURMS if slurm in re.split(r"[\[\]-]", test)), chosen())
     wanted = OF_MODULE.search(module)
@@ -46,7 +46,7 @@ def slurm_of(module: str, test: str = "") -> str:
 
 @cache
 def place_of(slurm: str) -> tuple[str, str, str]:
-    """The state folder of that SLURM's cluster, its PATH, and the folder of its programs, if it has one."""
+    """Return the state folder of that SLURM's cluster, its PATH, and the folder of its programs, if any."""
     own = {} if slurm == chosen() else {"SPARSIFY_DEVCLUSTER": ""}  # a folder that was named is of that one
     ask = '. "$0/common.sh" && printf "%s\\n" "$STATE" "$PATH" "$PROGRAMS"'
     said = say({**os.environ, **own, "SPARSIFY_SLURM": slurm}, "bash", "-c", ask, SCRIPTS)
@@ -55,7 +55,7 @@ def place_of(slurm: str) -> tuple[str, str, str]:
 
 
 def lacking(slurm: str = "") -> str | None:
-    """Why this machine can have no development cluster."""
+    """Return why this machine can have no development cluster, or None if it can."""
     if os.geteuid() != 0:
         return "a development cluster needs root"
     _, path, programs = place_of(slurm := slurm or chosen())
@@ -66,7 +66,7 @@ def lacking(slurm: str = "") -> str | None:
 
 
 def speaking_to(state: Path | None = None, slurm: str = "") -> Environment:
-    """The environment of a user of the cluster with that state, who is in no job."""
+    """Return the environment of a user of the cluster with that state, who is in no job."""
     free = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     usual, path, _ = place_of(slurm := slurm or chosen())
     conf = str((state or Path(usual)) / "slurm.conf")
@@ -91,9 +91,9 @@ def say(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:
 
 @contextmanager
 def up(slurm: str) -> Iterator[Environment]:
-    """The environment in which sbatch, squeue and the like speak to the development cluster with that SLURM.
+    """Start the development cluster with that SLURM; yield the environment in which sbatch reaches it.
 
-    One that runs keeps its accounting, or its lack of it, and is left running.
+    A cluster that runs already keeps its accounting, or its lack of it, and is left running.
     """
     if reason := lacking(slurm):
         pytest.skip(reason)
@@ -110,18 +110,18 @@ def up(slurm: str) -> Iterator[Environment]:
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[Callable[[str], Environment]]:
-    """The development cluster with a SLURM that is named, up until all tests are done."""
+    """Return the function that starts a development cluster by its SLURM's name, until all tests are done."""
     with ExitStack() as stack:
         yield cache(lambda slurm: stack.enter_context(up(slurm)))
 
 
 @pytest.fixture(scope="module")
 def devcluster(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
-    """The one that the module's tests are for."""
+    """Return the environment of the cluster that the module's tests are for."""
     return clusters(slurm_of(request.path.read_text()))
 
 
 @pytest.fixture(params=SLURMS)
 def each_slurm(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
-    """Run the test on each, one after the other."""
+    """Run the test on each SLURM, one after the other."""
     return clusters(request.param)

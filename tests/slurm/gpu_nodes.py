@@ -172,7 +172,7 @@ def workers(
     nvlinks: list[float] | None = None,
     nccl: dict[str, str] | None = None,
 ) -> list[WorkerHardware]:
-    """The workers of a node: worker r has the GPU `chosen[r]` of the matrix."""
+    """Return the workers of a node: worker r has the GPU `chosen[r]` of the matrix."""
     rows = topology(matrix)
     return [
         WorkerHardware(
@@ -193,7 +193,7 @@ def workers(
 
 
 def full(entry: str, size: int = 4) -> str:
-    """The matrix of a node with the same between all pairs."""
+    """Return the matrix of a node with the same entry between all pairs."""
     names = [f"GPU{index}" for index in range(size)]
     rows = ["\t".join([a, *(" X " if a == b else entry for b in names), "0-15"]) for a in names]
     return "\n".join(["\t".join(["", *names, "CPU Affinity"]), *rows])
@@ -205,5 +205,5 @@ APART = [WorkerHardware(f"n{rank}", *workers(full("NV12"))[rank][1:]) for rank i
 
 
 def v100s(chosen: tuple[int, ...], host: str = "gpu33", matrix: str = DGX1) -> list[WorkerHardware]:
-    """Workers on a DGX-1."""
+    """Return workers on a DGX-1."""
     return workers(matrix, chosen, model="Tesla V100-SXM2-32GB", host=host, pcie=15.8, nvlinks=[25.781] * 6)

@@ -43,7 +43,7 @@ ODD = [
 
 
 def a_sif(path: Path, architecture: bytes = b"02", magic: bytes = b"SIF_MAGIC\0") -> Path:
-    """A file that begins as an image does."""
+    """Write a file that begins as an image does."""
     path.write_bytes(
         b"#!/usr/bin/env run-singularity\n\0" + magic + b"01\0" + architecture + b"\0" + bytes(64)
     )
@@ -52,7 +52,10 @@ def a_sif(path: Path, architecture: bytes = b"02", magic: bytes = b"SIF_MAGIC\0"
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program by apptainer's name that answers as it does and starts nothing. Its images have no labels."""
+    """Put a program named apptainer on the PATH that answers as apptainer does and starts nothing.
+
+    Its images have no labels.
+    """
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
     program.write_text(
@@ -79,7 +82,7 @@ def wrapped(
     binds: tuple[Path, ...] = (),
     variables: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """This Python, with these words, in the image."""
+    """Return the command that runs this Python with these words in the image."""
     command = [sys.executable, *words]
     return container.wrap_command(image, command, [*HERE, *binds], ROOT, variables or {}, gpu=False)
 
@@ -264,7 +267,7 @@ def test_odd_folders_are_there_and_home_is_not(thin: ContainerConfig, tmp_path: 
 
 @pytest.fixture
 def private() -> Iterator[Path]:
-    """A file in the user's home, which a container has no business with."""
+    """Make a file in the user's home, which a container must not see."""
     path = Path.home() / f".sparsify-test-{os.getpid()}"
     path.touch()
     yield path
@@ -286,7 +289,7 @@ sys.exit(75)
 
 @contextlib.contextmanager
 def started(thin: ContainerConfig) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A worker in a container, and its own process id."""
+    """Start a worker in a container; yield it and the worker's own process id."""
     with subprocess.Popen(wrapped(thin, "-u", "-c", WORKER), stdout=subprocess.PIPE, text=True) as outer:
         try:
             yield outer, int(there(outer.stdout).readline())
@@ -299,8 +302,9 @@ def started(thin: ContainerConfig) -> Iterator[tuple[subprocess.Popen[str], int]
 def test_the_stop_signal_reaches_the_worker_and_leaves_the_image_in_place(
     thin: ContainerConfig, number: signal.Signals
 ) -> None:
-    """Also where every process of a step gets it. Whether a file server bears signals is up to this machine's
-    apptainer, but for the one that we unpack.
+    """The signal also arrives where every process of a step gets it.
+
+    Whether a file server bears signals is up to this machine's apptainer, but for the one that we unpack.
     """
     with started(thin) as (outer, inner):
         if images.unpacked_runtime_folder() in Path(images.find_runtime() or "").parents:

@@ -53,7 +53,7 @@ def test_down_leaves_no_process_not_even_of_a_running_job() -> None:
 
 
 def processes_of(state: Path) -> list[str]:
-    """The command lines of those whose environment names the cluster: its daemons, its users, its jobs."""
+    """Return the command lines of processes whose environment names the cluster: daemons, users, jobs."""
     processes = psutil.process_iter(["environ", "cmdline"])  # of what has ended meanwhile, nothing
     users = (process.info for process in processes if str(state) in str(process.info["environ"]))
     return [" ".join(info["cmdline"] or ()) for info in users]

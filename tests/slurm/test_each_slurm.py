@@ -1,4 +1,4 @@
-"""What must hold with this machine's SLURM and with a newer one (`slurm/devcluster/install --newer`)."""
+"""Guarantees that hold with this machine's SLURM and a newer one (`slurm/devcluster/install --newer`)."""
 
 from __future__ import annotations
 

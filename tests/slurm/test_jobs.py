@@ -1,4 +1,4 @@
-"""What is known of a job and passed on, by all that SLURM's commands may say on other people's clusters."""
+"""Facts known of a job and passed on, by all that SLURM's commands may say on other people's clusters."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
 
 
 def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Start) -> None:
-    """It would end a Python that is only just starting."""
+    """Otherwise the signal would end a Python that is only just starting."""
     workers = start("takes it")
     workers.request_stop()
     assert end_of(workers) == {0: 0}

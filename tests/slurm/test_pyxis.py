@@ -1,4 +1,4 @@
-"""What SLURM's srun is told of enroot's images, by the words that pyxis documents. No pyxis has run it."""
+"""Options that srun gets for enroot's images, as pyxis documents them. No pyxis has run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SLURM's reasons mean for a person, and the advice that goes with them."""
+"""Meanings of SLURM's reasons for a person, and the advice that goes with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sbatch is called with, and what is made of its answer."""
+"""The call of sbatch, and the reading of its answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AROUND = {
 
 
 def submitted(folder: Path, tasks: int = 1) -> tuple[list[str], list[str]]:
-    """The ids of jobs, and what was said."""
+    """Submit an array; return the ids of its jobs and the lines that were reported."""
     said = list[str]()
     ids, cluster = submit_array([RunTask("spec", "")] * tasks, folder / "jobs", SCRIPT, said.append)
     assert cluster in (None, "devcluster")

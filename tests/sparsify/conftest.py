@@ -1,4 +1,4 @@
-"""What tests of the library share: a process group without other processes."""
+"""Fixtures that tests of the library share: a process group without other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """A process group of this process only: what is done with one worker needs no other."""
+    """Make a process group of this process only, for work that needs no other worker."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

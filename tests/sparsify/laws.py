@@ -45,7 +45,7 @@ Make = Callable[[int, int, tuple[int, ...]], Tensor]
 
 
 class Lived(NamedTuple):
-    """What one rank saw in each step, and what it holds at the end."""
+    """History of one rank: what it saw in each step, and what it holds at the end."""
 
     gradients: list[Tensor]  # (n,) before aggregation
     updates: list[Tensor]  # (n,) after
@@ -88,7 +88,7 @@ class ChargingComm(virtual.VirtualComm):
 
 
 class Share(NamedTuple):
-    """One rank's share in one step of buckets that travel together."""
+    """Share of one rank in one step of buckets that travel together."""
 
     shapes: tuple[tuple[int, ...], ...]
     k: int
@@ -117,7 +117,7 @@ def gradient(rank: int, step: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def build(name: str, density: float = 0.05, scope: str | float = "layer", **others: Any) -> Method:
-    """The method, given those of the values that it has."""
+    """Build the method with those of the values that it has options for."""
     known = sparsify.defaults(name)
     wanted = {"density": density, "scope": scope, **others}
     method: Method = sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
@@ -143,8 +143,9 @@ def live(
     select: str | None = None,
     together: bool = True,
 ) -> list[Lived]:
-    """Run the method on `size` virtual ranks over a toy model whose gradients are given; searched by the
-    fused kernel unless `select` names another.
+    """Run the method on `size` virtual ranks over a toy model whose gradients are given.
+
+    The fused kernel searches unless `select` names another.
     """
     select = select or searching(dtype, device)
 
@@ -198,7 +199,7 @@ def searching(dtype: torch.dtype, device: str = "cpu") -> str:
 
 
 def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
-    """What the aggregator does from now on, message by message."""
+    """Record what the aggregator does from now on, message by message."""
     seen, original, buckets = list[Share](), aggregator.run_and_report, aggregator.buckets
 
     def report(gradients: BucketGradients, act: Callable[[], int]) -> StepReport:
@@ -219,7 +220,10 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
 def predict_step_bytes(
     method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[Share], ...]
 ) -> PredictedBytes | None:
-    """Of all buckets together, given what each rank did; what travels together is promised as one bucket."""
+    """Predict the bytes of all buckets together, given what each rank did.
+
+    Buckets that travel together are promised as one bucket.
+    """
     total = exact_bytes()
     for shares in zip(*ranks, strict=True):
         announced = [share.announced[0] for share in shares if share.announced]
@@ -233,8 +237,9 @@ def predict_step_bytes(
 
 
 def limits_of(method: Method, aggregator: Aggregator) -> tuple[int, int]:
-    """Return the least and the largest number of elements that a worker may send in a step. A selector that
-    is exact sends k of each bucket, but for those whose counts their own tests know.
+    """Return the least and the largest number of elements that a worker may send in a step.
+
+    A selector that is exact sends k of each bucket, but for those whose counts their own tests know.
     """
     sizes = [bucket.flat.numel() for bucket in aggregator.gradients.buckets]
     selector: Any = getattr(method, "select", None)
@@ -254,8 +259,10 @@ def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:
 
 
 def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> None:
-    """Check that workers agree bit for bit; that bytes reported are bytes sent, and those that the closed
-    forms promise; that as many elements as stated are sent; and that what was seen was applied or is owed.
+    """Check the laws that hold for every method.
+
+    Workers agree bit for bit; bytes reported are bytes sent, and those that the closed forms promise; as many
+    elements as stated are sent; and what was seen was applied or is owed.
     """
     updates = lived[0].updates
     for rank in lived:

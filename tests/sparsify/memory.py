@@ -1,5 +1,6 @@
-"""Memory that a method takes besides gradient and residual, and local steps besides the inner optimizer's:
-every malloc of a worker's process is counted.
+"""Memory that methods and local steps take, by every malloc of a worker's process.
+
+For a method besides gradient and residual, for local steps besides the inner optimizer's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Counter:
         return seen[-1]
 
     def most_in(self, work: Callable[[], object]) -> int:
-        """The most that is allocated at any time in it."""
+        """Return the most that is allocated at any time during `work`."""
         self.library.counted_restart()
         work()
         return int(self.library.counted_most())
@@ -68,7 +69,10 @@ def memory_of_methods(comm: Comm, now: Callable[[], float]) -> dict[str, torch.T
 
 
 def memory_of(name: str, select: str, comm: Comm) -> tuple[float, float]:
-    """What it takes in some steps over normal gradients, less what is left when all is deleted."""
+    """Return the memory that a method holds, and that it takes in some steps, in n floats.
+
+    Gradients are normal; what is left when all is deleted does not count.
+    """
     counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
     method, parameter = build(name, DENSITY, "global"), Parameter(torch.zeros(SIDE, SIDE))
     aggregator = Aggregator(method, [("p", parameter)], comm, select=select)
@@ -89,7 +93,10 @@ def memory_of(name: str, select: str, comm: Comm) -> tuple[float, float]:
 
 
 def memory_of_local(name: str, comm: Comm) -> tuple[float, float]:
-    """What local steps hold beyond parameters, gradients and AdamW's state, and what an exchange takes."""
+    """Return the memory that local steps hold, and that an exchange takes, in n floats.
+
+    Parameters, gradients and AdamW's state do not count.
+    """
     counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
     side = SIDE // 2
     model = nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(4)))  # n, which fragments divide
@@ -111,8 +118,10 @@ def memory_of_local(name: str, comm: Comm) -> tuple[float, float]:
 
 
 def table() -> dict[str, list[float]]:
-    """Return what docs/methods.md states: of each method and search, and of local steps, what is held between
-    steps and what a step takes beyond that, at most. In n floats, besides gradient and residual.
+    """Return the memory that docs/methods.md states.
+
+    Of each method and search, and of local steps: what is held between steps and what a step takes beyond
+    that, at most. In n floats, besides gradient and residual.
     """
     lines = (ROOT / "docs/methods.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]

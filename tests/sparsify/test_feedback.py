@@ -73,8 +73,9 @@ def test_a_negative_rate_is_refused() -> None:
 
 
 def test_algorithm_1_of_eghlidi_and_jaggi_read_literally_overshoots_and_takes_it_back() -> None:
-    """Its line 9 does not average, so the first update is P times the one of the text's reading; its line 11
-    leaves everybody else's selection, negative, in each residual. Altogether nothing is lost.
+    """Line 9 of the algorithm does not average, so the first update is P times the one of the text's reading.
+
+    Its line 11 leaves everybody else's selection, negative, in each residual. Altogether nothing is lost.
     """
     literal, text = (sparsify.build("topk", density=0.05, feedback=f) for f in ("literal", "learning_rate"))
     check_laws(literal, live(literal, 4, steps=10))

@@ -110,8 +110,10 @@ def nccl_group_of_one() -> Iterator[None]:
 @pytest.mark.usefixtures("nccl_group_of_one")
 @pytest.mark.parametrize("entry", ["ddp", "distribute"])
 def test_overlap_on_a_stream_of_its_own_changes_no_bit(entry: str) -> None:
-    """Layers so wide that the host is far ahead of the device: a stream that did not wait would read too
-    early. A group of one has nobody to wait for, but keeps residuals like any other.
+    """Layers are so wide that the host is far ahead of the device.
+
+    A stream that did not wait would read too early. A group of one has nobody to wait for, but keeps
+    residuals like any other.
     """
     ends = []
     for overlap in (False, True):

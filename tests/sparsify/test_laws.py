@@ -103,8 +103,10 @@ def test_every_step_keeps_the_laws_on_random_models(
 
 
 def test_most_methods_promise_their_bytes_exactly() -> None:
-    """Of the others the closed forms give a range: what owners of regions send depends on where the large
-    elements lie, or on whose region is the shorter one.
+    """For the other methods the closed forms give a range.
+
+    What owners of regions send depends on where the large elements lie, or on whose region is the shorter
+    one.
     """
     inexact = set()
     for name in METHODS:

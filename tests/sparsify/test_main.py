@@ -35,7 +35,7 @@ print(sparsify.names(), sparsify.defaults("dgc"))
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of packages, with ours."""
+    """Return a folder of packages, with ours."""
     shutil.copytree(ROOT / "sparsify", tmp_path / "sparsify", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / f"{DISTRIBUTION.replace('-', '_')}-{sparsify.__version__}.dist-info").mkdir()
     return tmp_path
@@ -43,7 +43,7 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(site: Path) -> Run:
-    """Runs Python where this folder is the first of its path."""
+    """Return a function that runs Python with this folder as the first of its path."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
     return lambda *words: python("-W", "error", *words, cwd=site, env=environment)
 

@@ -1,4 +1,4 @@
-"""What docs/methods.md states of a method's memory is what malloc was asked for."""
+"""Memory that docs/methods.md states of a method is the memory that malloc was asked for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.extended
 def test_the_table_of_methods_has_what_each_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each method and search, the most that any worker needs."""
+    """Check the most that any worker needs, for each method and search."""
     source = Path(__file__).with_name("malloc_counted.cpp")
     library = tmp_path / "malloc_counted.so"
     subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", source, "-o", library], check=True)

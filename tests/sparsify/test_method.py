@@ -56,7 +56,7 @@ def test_warmup_is_a_lower_bound_of_the_density() -> None:
 
 
 def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
-    """What a loop must know of DGC does not depend on whether its vectors are dense."""
+    """A loop learns the same of DGC whether or not its vectors are dense."""
     choice = {"clip_norm": 1.0, "density_warmup": [0.25, 0.1]}
     wrapped, plain = (sparsify.build("dgc", dense_vectors=dense, **choice) for dense in (True, False))
     for asked in (

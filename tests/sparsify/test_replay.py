@@ -1,4 +1,4 @@
-"""What a replay says of an exchange against what the exchange sent, on virtual ranks."""
+"""Replays of an exchange against what the exchange sent, on virtual ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(name: str, **choices: Any) -> Method:
 
 
 class Lived(NamedTuple):
-    """One rank's steps."""
+    """Steps of one rank."""
 
     parts: list[SparseVector]
     sent_bytes: list[int]
@@ -63,9 +63,7 @@ class Lived(NamedTuple):
 
 
 def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
-    """Make some steps on random gradients that have more in common the larger `skew` is, and are larger in
-    front.
-    """
+    """Make some steps on random gradients, larger in front, that have more in common the larger `skew` is."""
 
     def body(comm: virtual.VirtualComm) -> Lived:
         aggregator = Aggregator(method, [("p", Parameter(torch.zeros(N // 10, 10)))], comm, select="torch")

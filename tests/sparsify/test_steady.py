@@ -1,4 +1,4 @@
-"""What a step costs the host and the memory, once a method has settled."""
+"""Cost of a step for the host and the memory, once a method has settled."""
 
 from __future__ import annotations
 

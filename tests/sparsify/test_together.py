@@ -35,8 +35,9 @@ needs_native = pytest.mark.skipif(bool(native_unavailable_reason()), reason="no 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_travels_together_is_the_same(name: str) -> None:
-    """Averages, residuals and numbers of elements, to the bit; with warm-up, momentum or clipping, where a
-    method has it, and with every feedback.
+    """Averages, residuals and numbers of elements agree to the bit.
+
+    Also with warm-up, momentum or clipping, where a method has it, and with every feedback.
     """
     for feedback in ("gradient", "learning_rate", "none"):
         try:

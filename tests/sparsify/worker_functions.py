@@ -1,4 +1,4 @@
-"""What worker processes and virtual ranks of the tests do: module-level functions over a communicator.
+"""Module-level functions over a communicator, which worker processes and virtual ranks of the tests run.
 
 As a program, `python -m tests.sparsify.worker_functions MODULE:FUNCTION RANK SIZE FOLDER [horovod]`, it is
 one process of a group, over gloo or Horovod.
@@ -78,7 +78,7 @@ class Noting:
 
 
 def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """The updates of eight steps, in float64, by method; and by method whether it used allreduce."""
+    """Return the updates of eight steps, in float64, by method; and by method whether it used allreduce."""
     torch.set_num_threads(1)
     found = {}
     for name in per_step_names():
@@ -131,7 +131,7 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
 
 
 def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What each collective returns, by type of element; three workers."""
+    """Return what each collective returns, by type of element; three workers."""
     found = dict[str, torch.Tensor]()
     for dtype in TYPES:
         mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
@@ -162,7 +162,7 @@ def sent_by(comm: Comm, tensor: torch.Tensor, root: int) -> torch.Tensor:
 
 
 def directly(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Collectives that are sent to everybody at once, and a step of dense training by them."""
+    """Return results of collectives that are sent to everybody at once, and of a dense step by them."""
     direct, drawn = DirectComm(comm), torch.Generator().manual_seed(comm.rank)
     mine, p = torch.randn(5, 3, generator=drawn), nn.Parameter(torch.zeros(7))
     found = {"sum": direct.all_reduce(mine.clone())}
@@ -175,7 +175,7 @@ def directly(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
 
 
 def words_of_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What each vote returns, with other collectives between them."""
+    """Return the result of each vote, with other collectives between them."""
     heard = []
     for step in range(5):
         heard.append(comm.lagged_max(2 if step == comm.rank + 1 else 0))
@@ -193,7 +193,7 @@ MEMORIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # (3, 4) elemen
 
 
 def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What collectives make of tensors whose memory is not one run of elements."""
+    """Return results of collectives over tensors whose memory is not one run of elements."""
     found = dict[str, torch.Tensor]()
     for memory, laid_out in MEMORIES.items():
         mine = torch.arange(12.0).view(3, 4) + 100 * comm.rank
@@ -210,8 +210,9 @@ def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
 
 
 def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Over gloo: `any_memory` in the group of all and in one of ranks 1 and 2, votes, and which errors are
-    taken for the loss of a worker.
+    """Return results over gloo of the group of all and of a group of ranks 1 and 2, and of votes.
+
+    Also return which errors are taken for the loss of a worker.
     """
     found: dict[str, torch.Tensor] = {}
     some = cast(dist.ProcessGroup, dist.new_group([1, 2]))  # for others it is a number
@@ -274,7 +275,7 @@ def over_horovod(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
 
 
 def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Rank 1 dies; on the others, was the error the right one?"""
+    """Let rank 1 die; return whether the error on the others was the right one."""
     comm.barrier()
     if comm.rank == 1:
         os._exit(0)
@@ -293,8 +294,9 @@ def _weights(model: nn.Module) -> torch.Tensor:
 
 
 def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """The diffs of the README and of docs/own-training.md, before and after: this worker's final loss, and
-    whether all weights agree.
+    """Run the diffs of the README and of docs/own-training.md, before and after.
+
+    Return this worker's final loss, and whether all weights agree.
     """
     torch.set_num_threads(1)
     root = Path(__file__).parent.parent.parent

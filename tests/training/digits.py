@@ -36,7 +36,7 @@ class Lines:
         return [line for line in self.lines if line["kind"] == kind]
 
     def seconds(self, phase: str) -> list[float]:
-        """What each step spent in a phase."""
+        """Return the seconds that each step spent in a phase."""
         return [step["phases"][phase] for step in self.of("step")]
 
 
@@ -46,7 +46,7 @@ def trainer(
     steps: int | None = None, train: TrainSettings = NEVER, device: torch.device = CPU,
     dtype: torch.dtype = torch.float32, **settings: Any,
 ) -> Trainer:  # fmt: skip
-    """One worker's trainer.
+    """Return the trainer of a worker.
 
     Args:
         method: by its name it has a density of 0.01, where it has one.
@@ -59,5 +59,5 @@ def trainer(
 
 
 def weights(trained: Trainer) -> torch.Tensor:
-    """Its parameters after all steps, as one vector."""
+    """Return the trainer's parameters after all steps, as one vector."""
     return torch.cat([p.detach().flatten().cpu() for p in trained.run().model.parameters()])

@@ -25,7 +25,7 @@ from experiments.training.alternation import (
     widest_half_width,
 )
 from experiments.training.settings import AlternationSettings
-from experiments.training.stop import Preempted
+from experiments.training.stop_signal import Preempted
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from tests.conftest import there
@@ -42,7 +42,7 @@ def alternated(
     clock: Callable[[int], Callable[[], float]] = lambda rank: lambda: 0.0,
     told_after: float = np.inf,
 ) -> list[tuple[AlternationResult, list[dict[str, Any]], dict[str, torch.Tensor]]]:
-    """How the turns of two virtual ranks ended, their lines, and the first weights of each variant's model.
+    """Return how the turns of two virtual ranks ended, their lines, and the first weights of each variant.
 
     Args:
         clock: of a rank.

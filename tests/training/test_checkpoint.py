@@ -1,5 +1,6 @@
-"""A run that is told to stop goes on to the same weights, every step recorded once, whatever becomes of its
-checkpoints. Over virtual ranks, in this process.
+"""A run that is told to stop goes on to the same weights, every step recorded once.
+
+Whatever becomes of its checkpoints. Over virtual ranks, in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import sparsify
 from analysis.records.store import Attempt, Store
 from experiments.training import checkpoint
-from experiments.training.stop import Preempted
+from experiments.training.stop_signal import Preempted
 from experiments.worker import errors, run
 from experiments.worker.orders import RunOrders
 from sparsify.wrappers.engine import NonFiniteGradientError
@@ -53,7 +54,10 @@ def test_a_nan_that_nobody_has_looked_at_is_never_saved(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted(tmp_path: Path, every_step: None) -> tuple[RunOrders, Attempt]:
-    """A run of `STEPS` steps that saved after most of them, kept two checkpoints and was told to stop."""
+    """Return a run of `STEPS` steps that was told to stop.
+
+    It saved after most steps, and kept two checkpoints.
+    """
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-6")
     with pytest.raises(Preempted):
         carry_out(told, attempt, tmp_path / "a", StopAt(16))
@@ -66,8 +70,10 @@ def saved_steps(attempt: Attempt) -> list[int]:
 
 
 def goes_on(told: RunOrders, attempt: Attempt, folder: Path) -> list[int]:
-    """Finish it; it must come to the weights of a run that nothing happened to, every step recorded once.
-    Returns the steps from which it went on."""
+    """Finish the run; return the steps from which it went on.
+
+    It must come to the weights of a run that nothing happened to, every step recorded once.
+    """
     carry_out(told, attempt, folder / "b")
     assert attempt.manifest["weights"] == straight_weights()
     for rank in range(2):
@@ -77,7 +83,7 @@ def goes_on(told: RunOrders, attempt: Attempt, folder: Path) -> list[int]:
 
 @cache
 def straight_weights() -> str:
-    """Of a run that nothing happens to."""
+    """Return the weights of a run that nothing happens to."""
     with tempfile.TemporaryDirectory() as folder:
         told, straight = orders(Store(Path(folder) / "runs"), *VIRTUAL)
         carry_out(told, straight, Path(folder) / "start")
@@ -177,7 +183,7 @@ def act_after(monkeypatch: pytest.MonkeyPatch, last: int, act: Callable[[], None
 def test_a_killed_run_goes_on_from_its_last_save(
     tmp_path: Path, every_step: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it logged after that is measured again."""
+    """Steps that were logged after the save are measured again."""
 
     def die() -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What makes a network learn in few steps: whitened pixels, smoothed labels, a rate that falls to nothing."""
+"""Ways to learn in few steps: whitened pixels, smoothed labels, a rate that falls to nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Forward and backward, recorded and repeated: the same numbers, whatever happens to what was recorded. Here
-by a recorder that repeats Python; CUDA's own under -m gpu.
+"""Forward and backward, recorded and repeated: the same numbers, whatever happens to what was recorded.
+
+Here by a recorder that repeats Python; CUDA's own under -m gpu.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from experiments.config import compose, data_root
+from experiments.config import compose, dataset_files
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.datasets.imagenet import MAX_TRIES, crop_center, draw_crop_box, read_image
@@ -33,7 +33,7 @@ def save(path: Path, size: tuple[int, int], seed: int) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder of data sets with a tiny ImageNet: of each class 4 images for training, one for validation."""
+    """Write a tiny ImageNet into a folder: per class 4 images for training, one for validation."""
     for number, name in enumerate(CLASSES):
         for at in range(5):
             part = "val" if at == 4 else "train"
@@ -154,7 +154,7 @@ def test_a_file_that_is_no_image_is_named_when_it_is_opened(root: Path) -> None:
 def test_without_the_folder_the_task_on_synthetic_images_is_named(tmp_path: Path) -> None:
     config = compose.resolve(["task=resnet50_imagenet", f"data.root={tmp_path}"])
     with pytest.raises(ValueError, match=r"has no imagenet; .* task=resnet50_images224, .* for timing only"):
-        data_root.ensure_dataset(config, print)
+        dataset_files.ensure_dataset(config, print)
     with pytest.raises(ValueError, match=r"ImageNet has no folder: .*_images224 time"):
         datasets.load("imagenet", None, CPU)
 

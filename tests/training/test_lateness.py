@@ -75,7 +75,7 @@ def trained(mode: str, late: LatenessSettings) -> list[tuple[torch.Tensor, Lines
 
 
 def test_lateness_changes_no_number_and_costs_a_virtual_rank_no_time() -> None:
-    """Of 1,000 s, beside which what they compute is nothing: it is in its phase, and in the others' wait."""
+    """Lateness of 1,000 s, beside which computing is nothing, is in its phase, and in the others' wait."""
     late = trained("serialised", LatenessSettings("constant", 1000.0, rank=1))
     plain = trained("serialised", LatenessSettings())
     for rank, (end, log, lived) in enumerate(late):

@@ -1,4 +1,4 @@
-"""What a worker sees of its own gradients."""
+"""Observations of a worker on its own gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.records.schema import ALL
-from experiments.training.looks import (
+from experiments.training.selection_looks import (
     DENSITIES,
     MIN_ELEMENTS,
     CapturedEnergy,

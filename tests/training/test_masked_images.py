@@ -45,7 +45,7 @@ def mae(data: Dataset) -> MAE:
 
 
 def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dataset) -> None:
-    """What is hidden is guessed from the rest: with other pixels there, the encoder sees the same."""
+    """Hidden patches are guessed from the rest: with other pixels there, the encoder sees the same."""
     model = mae(data)
     rows, _ = next(batches_of(task(), data))
     flat, numbers = rows.split([3 * 32 * 32, 16], dim=1)

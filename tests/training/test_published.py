@@ -20,7 +20,7 @@ TICK_S, VALIDATION_S = 1e-6, 1.0  # between two looks at the clock; and what a v
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves a little when it is looked at, and a second when somebody validates."""
+    """Replace the clock by one that moves a little when it is read, and a second at each validation."""
     shown = 0.0
 
     def look() -> float:

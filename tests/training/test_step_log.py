@@ -1,4 +1,4 @@
-"""What a worker records of its steps and epochs."""
+"""Records of a worker of its steps and epochs."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def test_in_production_a_window_waits_for_the_device_when_it_closes_and_not_befo
     for _ in range(3):
         with timer.step(), timer.phase("select"):
             pass
-    timer.finish_window(lambda mine: [mine])
+    timer.finish_window_and_split_waits(lambda mine: [mine])
     assert waits == [3]

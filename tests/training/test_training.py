@@ -1,5 +1,6 @@
-"""Sparsified gradients in one's own training: what the optimizer wrapper refuses. Acts of users are told in
-tests/sparsify/wrappers.
+"""Sparsified gradients in one's own training: what the optimizer wrapper refuses.
+
+Acts of users are told in tests/sparsify/wrappers.
 """
 
 from __future__ import annotations

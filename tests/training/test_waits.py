@@ -1,4 +1,4 @@
-"""How often training makes the host wait for the device, counted as tests/sparsify/test_steady.py does."""
+"""Number of times that training makes the host wait, counted as tests/sparsify/test_steady.py does."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ SYNCHRONISING = (
 
 
 class Watch(TorchDispatchMode):
-    """While `on`: lists operations of virtual ranks that would synchronise a GPU, and those that allocate
-    `large` elements or more.
+    """Watch that lists, while `on`, operations of virtual ranks that would synchronise a GPU.
+
+    It also lists those that allocate `large` elements or more.
     """
 
     def __init__(self, large: int) -> None:

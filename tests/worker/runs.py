@@ -19,7 +19,7 @@ from analysis.records.log import read_json_lines
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
 from experiments.config.config import Config
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import run
 from experiments.worker.orders import RunOrders
 from slurm.environment import WorkerPlace
@@ -30,7 +30,7 @@ CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what
 
 
 def orders(store: Store, *words: str) -> tuple[RunOrders, Attempt]:
-    """What the workers of such a run are told, and the attempt that they are to fill."""
+    """Return the orders of a run's workers, and the attempt that they are to fill."""
     config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
     attempt = store.begin_attempt(config)
     return RunOrders(config.as_dict(), str(attempt.path)), attempt
@@ -51,8 +51,9 @@ def carry_out(told: RunOrders, attempt: Attempt, folder: Path, stop: StopSignal 
 
 
 def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt, Attempt]:
-    """A run that is told to stop when it was asked so many times, and goes on, and the same run straight: to
-    the same bits.
+    """Return the attempt of a run that was stopped and went on, and that of the same run straight.
+
+    The first is told to stop when it was asked so many times. Both come to the same bits.
     """
     told, straight = orders(Store(folder / "runs"), *words)
     _, attempt = orders(Store(folder / "runs"), *words)
@@ -88,24 +89,24 @@ class StopAt(StopSignal):
 
 
 def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict[str, Any]]:
-    """A rank's lines of this kind."""
+    """Return a rank's recorded lines of this kind."""
     lines, broken = read_json_lines(attempt.rank_path(rank))
     assert not broken
     return [line for line in lines if line["kind"] == kind]
 
 
 def measured(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What does not depend on clocks."""
+    """Return the lines without the fields that depend on clocks."""
     return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
 
 
 def manifests(results: Path) -> list[dict[str, Any]]:
-    """Of every attempt in a folder of results."""
+    """Return the manifests of every attempt in a folder of results."""
     return [json.loads(path.read_text()) for path in sorted(results.glob("runs/*/*/run.json"))]
 
 
 def wait_for(folder: Path, name: str, count: int = 1, timeout_s: float = 120) -> None:
-    """Until there are so many files of such a name, and something in them."""
+    """Wait until there are so many files of such a name, and something in them."""
     deadline = time.monotonic() + timeout_s
     while sum(path.stat().st_size > 0 for path in folder.glob(name)) < count:
         assert time.monotonic() < deadline, f"no {name}"
@@ -132,7 +133,7 @@ class Workers(NamedTuple):
 
 
 def start_workers(told: RunOrders, folder: Path, size: int) -> Workers:
-    """The run's workers, as a launcher starts them."""
+    """Start the run's workers, as a launcher starts them."""
     folder.mkdir()
     told.write(folder / "launch.json")
     command = [sys.executable, "-m", "experiments.worker", str(folder / "launch.json"), str(folder)]
@@ -169,7 +170,7 @@ def start_command(results: Path, *words: str, **extra: str) -> subprocess.Popen[
 
 
 def start_python(results: Path, *words: str, **extra: str) -> subprocess.Popen[str]:
-    """The same of any program."""
+    """Start a Python program in a session of its own."""
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=ROOT,
@@ -183,7 +184,7 @@ def start_python(results: Path, *words: str, **extra: str) -> subprocess.Popen[s
 
 
 def heed_ctrl_c() -> None:
-    """Though these tests may run in the background, where shells let programs ignore it."""
+    """Heed Ctrl-C, though these tests may run in the background, where shells let programs ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

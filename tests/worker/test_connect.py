@@ -1,4 +1,4 @@
-"""How the workers of several machines meet, and what is said where one does not come."""
+"""The workers of several machines meet; a worker that does not come is named."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from analysis.records import locks
 from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Store
 from experiments.config import compose
-from experiments.training import stop as stop_rules
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training import stop_signal as stop_rules
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import addresses, connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost

@@ -1,4 +1,4 @@
-"""What a worker says of its end, and any command of packages that are missing."""
+"""Messages of a worker at its end, and of any command about packages that are missing."""
 
 from __future__ import annotations
 

@@ -76,7 +76,10 @@ def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
 
 
 def act(monkeypatch: pytest.MonkeyPatch, seen: list[WorkerHardware], asked: Config) -> list[Any]:
-    """What each rank is given, where rank r sees `seen[r]` and the last comes late to every collective."""
+    """Return what `check_machine` gives each rank, where rank r sees `seen[r]`.
+
+    The last rank comes late to every collective.
+    """
     turn = itertools.count()
     monkeypatch.setattr(hardware, "describe_worker", lambda device: seen[next(turn)])
     monkeypatch.setattr(hardware, "gather_json", lambda comm, mine, device: gather_json(comm, mine, CPU))

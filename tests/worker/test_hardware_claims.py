@@ -1,4 +1,4 @@
-"""What a config claims of its GPUs and links, against what the workers see."""
+"""Claims of a config on its GPUs and links, against what the workers see."""
 
 from __future__ import annotations
 

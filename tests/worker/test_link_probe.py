@@ -1,4 +1,4 @@
-"""What workers find out about an emulated link, and what becomes of a difference."""
+"""Measurements by workers of an emulated link, and the handling of a difference."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def test_a_slower_link_stops_the_run_or_labels_its_record(monkeypatch: pytest.Mo
 def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
     alpha_s: float, at_once: list[tuple[tuple[int, int], ...]]
 ) -> None:
-    """Over virtual ranks, whose transfers are copies: how fast they are says nothing. Over a long way, pairs
-    that share no direction of a node are asked at once.
+    """Virtual ranks' transfers are copies: how fast they are says nothing.
+
+    Over a long way, pairs that share no direction of a node are asked at once.
     """
     routes = set[Any]()
 
@@ -102,8 +103,9 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
 def calibrate(
     monkeypatch: pytest.MonkeyPatch, size: int, own: Sequence[float], direct: Sequence[float]
 ) -> link_probe.CollectiveFits:
-    """Return what workers find where collectives take these seconds at each of some sizes: the backend's own,
-    and those that are sent directly.
+    """Return what workers find where collectives take these seconds at each of some sizes.
+
+    The seconds are of the backend's own collectives, and of those that are sent directly.
     """
     seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(DIRECT_KINDS), dtype=float)
     monkeypatch.setattr(link_probe, "_median_seconds", lambda *_, **__: seconds)

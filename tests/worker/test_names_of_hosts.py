@@ -66,7 +66,7 @@ Worker = subprocess.Popen[str]
 def started(
     nodes: EmulatedNetwork, folder: Path, hosts: str, own: Mapping[str, str] = {}
 ) -> Iterator[list[Worker]]:
-    """A worker on each node; those that have not ended by themselves are ended after this."""
+    """Start a worker on each node; end those that have not ended by themselves."""
     (meeting := folder / "meeting").mkdir()
     workers = list[Worker]()
     for rank, name in enumerate(NODES):
@@ -87,7 +87,7 @@ def started(
 
 
 def said(worker: Worker) -> str:
-    """What it printed until it ended."""
+    """Return what a worker printed until it ended."""
     return worker.communicate(timeout=120)[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""What the kernel grants to a thread that asks for short slices."""
+"""Threads that ask for short slices get what the kernel grants."""
 
 from __future__ import annotations
 

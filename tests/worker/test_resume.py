@@ -1,5 +1,7 @@
-"""Real processes that are told to stop, and go on. That every method does, whatever its state, and whatever
-becomes of the checkpoints, is told by tests/training/test_checkpoint.py.
+"""Real processes that are told to stop go on.
+
+That every method does, whatever its state, and whatever becomes of the checkpoints, is told by
+tests/training/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ WORDS = ("method=dgc", "method.density=0.01", "workers=2", "train.steps=120")
 
 @pytest.mark.extended
 def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(tmp_path: Path) -> None:
-    """One rank is told in the middle of training; then, before they have even begun, all, and twice."""
+    """Stop one rank in the middle of training; then, before they have even begun, all, and twice."""
     told, attempt = orders(Store(tmp_path / "runs"), *WORDS, "cluster=local")
     workers = start_workers(told, tmp_path / "first", 2)
     wait_for(tmp_path / "first", "progress.json")

@@ -17,7 +17,7 @@ def cell(
     minutes: Estimate | None = IN_MINUTES,
     step_ratio: Estimate | None = RATIO,
 ) -> Cell:
-    """A cell of a table, as one that was measured has it."""
+    """Return a cell of a table, by default of a measured entry."""
     return Cell(
         entry, task, workers, link, word, Estimate(1.9, 1.6, 2.2, 5), minutes,
         Estimate(200.0, 190.0, 210.0, 5),

@@ -1,4 +1,4 @@
-"""How alike two measurements of the same entries are."""
+"""Agreement between two measurements of the same entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to write a number, wherever it stands."""
+"""Numbers are written in the same way in every picture and table."""
 
 from __future__ import annotations
 

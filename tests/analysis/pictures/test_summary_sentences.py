@@ -1,4 +1,4 @@
-"""What runs show, in plain sentences."""
+"""Plain sentences that say what runs show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the logs: the arithmetic against a slow copy of it, and the numbers that are stated."""
+"""Quantities derived from the logs: the arithmetic against a slow copy of it, and the stated numbers."""
 
 from __future__ import annotations
 

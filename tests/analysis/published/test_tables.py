@@ -22,7 +22,7 @@ def copied(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One job of two iterations in the folders of the authors' repository."""
+    """Return a clone of the authors' repository that holds one job of two iterations."""
     monkeypatch.setattr(tables, "JOBS", {7: Job("A100", "NVLink", 2, "topk")})
     (tmp_path / "job").mkdir()
     iterations = [comp(0.2), comp(0.2), comm(0.1), comm(0.3)] * 2

@@ -1,4 +1,4 @@
-"""What tests of records share: runs of both kinds."""
+"""Fixtures that tests of records share: runs of both kinds."""
 
 from __future__ import annotations
 

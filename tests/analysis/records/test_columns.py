@@ -37,7 +37,7 @@ HAS_RELAYS = may_have_networks() and os.access(switch.TUN, os.R_OK | os.W_OK)
 
 @pytest.fixture
 def everything(tmp_path: Path, here: Command) -> Frames:
-    """These runs, and those that the repository ships."""
+    """Return the frames of RUNS, made here, and of the runs that the repository ships."""
     text = tmp_path / "data" / "text"
     text.mkdir(parents=True)
     for name in ("train.txt", "test.txt"):

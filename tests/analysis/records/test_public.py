@@ -1,4 +1,4 @@
-"""What is shipped says nothing of whose machine it was made on."""
+"""Shipped records say nothing of the machine that they were made on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def finished(store: Store, loss: float = 1.0) -> Attempt:
 
 
 def running(store: Store, steps: Iterable[int] = range(STEPS), loss: float = 1.0) -> Attempt:
-    """An attempt whose workers have logged these steps, and have not ended."""
+    """Return an attempt whose workers have logged these steps, and have not ended."""
     attempt = store.begin_attempt(CONFIG)
     attempt.mark_running(0, "here")
     for rank in range(CONFIG["workers"]):

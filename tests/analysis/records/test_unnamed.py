@@ -1,4 +1,4 @@
-"""What a run wrote and no field is for is not lost: it is a column, at once and after `collect`."""
+"""Recorded values without a field of their own become columns, at once and after `collect`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_more(line: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The runs of a checkout that ships none."""
+    """Return the store of a checkout that ships no runs."""
     monkeypatch.setattr("analysis.records.loading.ROOT", tmp_path / "empty")
     return Store(tmp_path / "runs")
 

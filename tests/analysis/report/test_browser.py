@@ -41,7 +41,7 @@ MANY = 250  # rows, of which a page of the table shows 100
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report on invented records, with hostile texts in all places."""
+    """Write a report on invented records, with hostile texts in all places."""
     root = tmp_path_factory.mktemp("report")
     configs = (make(method) for make in (synthetic.config, synthetic.learning_config) for method in METHODS)
     frames = synthetic.frames_with(root / "runs", *configs)
@@ -222,7 +222,7 @@ def test_two_runs_are_compared_outcomes_first(reader: Reader) -> None:
 
 @pytest.fixture
 def timeline(reader: Reader) -> Any:
-    """The timeline on the page of a run that was timed."""
+    """Return the timeline on the page of a run that was timed."""
     page = reader.open("pages/runs", "#origin=shipped&q=serialised+topk&sort=step_ms")
     page.locator("td.label a").first.click()
     shown = page.locator("svg.timeline")

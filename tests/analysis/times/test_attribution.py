@@ -25,8 +25,9 @@ TRANSFER_S = 0.002
 
 
 def recorded(spread_s: Mapping[str, float], begin_s: float = 0.0) -> Frames:
-    """Return steps whose ranks take 10 ms for each part and at random up to `spread_s` more; nobody is late
-    elsewhere, unless ranks begin up to `begin_s` apart.
+    """Return steps whose ranks take 10 ms for each part and at random up to `spread_s` more.
+
+    Nobody is late elsewhere, unless ranks begin up to `begin_s` apart.
     """
     noise = np.random.default_rng(0)
     rows: list[pd.DataFrame] = []

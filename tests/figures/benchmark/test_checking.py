@@ -1,4 +1,4 @@
-"""How far a training may be from its record on another machine."""
+"""Differences that a training may show from its record on another machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes part, and which runs each entry is made of."""
+"""Entries that take part, and the runs that each of them is made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of emulated links share: networks that only they have, and what is left of them."""
+"""Helpers for tests of emulated links: networks of their own, and checks that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def processes(link: EmulatedLink) -> list[int]:
 
 
 def devices() -> set[str]:
-    """This machine's own network devices."""
+    """Return this machine's own network devices."""
     return {line.partition(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]}
 
 

@@ -111,8 +111,10 @@ def printed(made: EmulatedNetwork, *words: str) -> str:
 
 @needs_namespaces
 def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> None:
-    """Networks come one after the other, with a process on a node; some are killed at any moment, also during
-    the set-up. No process is left, and without one there is no namespace that has no name.
+    """Networks come one after the other, with a process on a node.
+
+    Some are killed at any moment, also during the set-up. No process is left, and without one there is no
+    namespace that has no name.
     """
     drawn = random.Random(0)
     before = devices()

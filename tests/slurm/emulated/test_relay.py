@@ -65,7 +65,7 @@ print(json.dumps({"ways": ways, "many_s": sent(out, back, drawn)}))
 
 
 def far(**also: Any) -> EmulatedLink:
-    """A long link that no other test has at this time."""
+    """Return a long link that no other test has at this time."""
     return EmulatedLink("test", WAY_S + os.getpid() * 1e-9, 1 / UP, 1 / DOWN, **also)
 
 

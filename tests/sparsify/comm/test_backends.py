@@ -1,5 +1,6 @@
-"""The same code on gloo processes and on virtual ranks: same weights, same split of the communication
-time.
+"""Gloo processes and virtual ranks run the same code.
+
+They come to the same weights and the same split of the communication time.
 """
 
 from __future__ import annotations

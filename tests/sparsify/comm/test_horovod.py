@@ -101,8 +101,10 @@ def losses_and_weights(runs: Path) -> tuple[Tensor, str]:
 def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(
     method: list[str], how: str, workers: int, tmp_path: Path
 ) -> None:
-    """Whoever started its processes. What torch's processes do is the same as on virtual ranks, too:
-    test_backends.py. As published, a run waits once for values and indices.
+    """The launcher of the processes makes no difference.
+
+    Torch's processes do the same as virtual ranks, too: test_backends.py. As published, a run waits once for
+    values and indices.
     """
     done = fine(run(tmp_path / "horovod", *method, "comm=horovod", how=how, workers=workers))
     ours, weights = losses_and_weights(tmp_path / "horovod" / "runs")

@@ -45,8 +45,9 @@ def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:
 
 
 def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
-    """Laid out as their parameters, channels last too; but not with gaps, as pruning leaves them, for
-    neighbours must not share memory.
+    """Gradients are laid out as their parameters, channels last too.
+
+    Gaps, as pruning leaves them, are not kept, for neighbours must not share memory.
     """
     named = {
         "dense": torch.zeros(2, 2),

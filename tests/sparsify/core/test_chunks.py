@@ -48,8 +48,9 @@ def check_equal(found: Tensor, expected: Tensor) -> None:
 
 
 def check_chosen(tiles: ChunkLayout, k: int | list[int], acc: Tensor, found: SparseVector) -> None:
-    """Check that chunks cover every element once, that the largest of each chunk are chosen, in the order of
-    their places, and that places and indices follow from each other.
+    """Check that chunks cover every element once and that the largest of each chunk are chosen.
+
+    They are chosen in the order of their places, and places and indices follow from each other.
     """
     indices = found.indices.long()
     check_equal(found.values, acc[indices])
@@ -148,7 +149,7 @@ def test_slabs_are_small_and_do_not_change_what_is_chosen(monkeypatch: pytest.Mo
 
 
 def test_counts_of_tensors_and_of_buckets() -> None:
-    """Of several buckets each has its own k: a tensor of 7 alone gives one of its own."""
+    """Each of several buckets has its own k: a tensor of 7 alone gives one of its own."""
     of = ((1009, 8), (7,), (0,), (64, 64))
     assert ChunkLayout(of).quota(num_selected(numel([*of]), 1 / 64)).counts == (64 + 62, 1, 0, 64)
     several = ChunkLayout(of, tensors_per_bucket=[1, 2, 1])

@@ -131,8 +131,9 @@ def test_int8_and_e3m0_read_the_nearest_of_their_levels() -> None:
 
 
 def test_symmetric_codes_keep_signs_and_means() -> None:
-    """Two magnitudes, each the mean of those that it stands for: so the sum of the magnitudes is kept, and
-    one is read as the nearer of the two.
+    """Each of the two magnitudes is the mean of those that it stands for.
+
+    So the sum of the magnitudes is kept, and a magnitude is read as the nearer of the two.
     """
     values = gaussian_choice(20)
     read = trip("symmetric2", values)
@@ -156,8 +157,9 @@ def test_statistical_codes_are_those_of_the_published_code() -> None:
 
 
 def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_published_ones() -> None:
-    """On the largest 1.56 % of a bell, and of heavy tails. Symmetric codes have less than half the error; the
-    published bins say one bit only.
+    """Errors are measured on the largest 1.56 % of a bell, and of heavy tails.
+
+    Symmetric codes have less than half the error; the published bins say one bit only.
     """
     for values, most in ((gaussian_choice(), 0.0058), (heavy_tailed_choice(), 0.212)):
         error = {word: squared_error(word, values) for word in WORDS}

@@ -1,4 +1,4 @@
-"""One file, one entry: what its signature says, and what becomes of a file that can't be read."""
+"""Entries, one a file: what a signature says, and what becomes of a file that can't be read."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_hyperparameter_has_a_type_which_its_default_has() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the package `a_package`."""
+    """Return the folder of the package `a_package`."""
     package = types.ModuleType("a_package")
     package.__path__ = [str(tmp_path)]
     monkeypatch.setitem(sys.modules, "a_package", package)

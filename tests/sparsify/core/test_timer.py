@@ -103,7 +103,7 @@ def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
 
 
 def test_serialised_phases_add_up_to_the_step() -> None:
-    """Of the VGG-16 of the digits (14.7 million gradients)."""
+    """The model is the VGG-16 of the digits (14.7 million gradients)."""
     data = datasets.load("digits32", None, CPU)
     logs = trained("serialised", "topk", name="vgg16_digits", data=data, steps=2, task={"batch_size": 8})
     for step in (step for log in logs for step in log.of("step")):

@@ -46,8 +46,9 @@ def check_trip(wire: Wire, sent: SparseVector, n: int, offset: int = 0) -> Tenso
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
 def test_what_is_written_is_read(wire: Wire) -> None:
-    """Odd numbers of elements too, behind which wide types would not be aligned; no elements; and from the
-    middle of a buffer.
+    """Also odd numbers of elements, behind which wide types would not be aligned.
+
+    Also no elements, and a read from the middle of a buffer.
     """
     n = 3 * BLOCK_NUMEL + 11
     for dtype in DTYPES:
@@ -59,7 +60,7 @@ def test_what_is_written_is_read(wire: Wire) -> None:
 
 
 def test_messages_have_the_stated_size() -> None:
-    """Of 16-bit offsets, a count for each block."""
+    """Each block has a count besides its 16-bit offsets."""
     wires = (Wire("int64"), Wire("int64", "bf16"), Wire("delta16"))
     nbytes = [wire.nbytes(10, 2 * BLOCK_NUMEL + 1, torch.float32) for wire in wires]
     assert nbytes == [10 * (8 + 4), 10 * (8 + 2), 10 * (2 + 4) + 4 * 3]

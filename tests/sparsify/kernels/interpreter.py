@@ -35,7 +35,7 @@ def interpreter() -> Any:
 
 
 class Launch:
-    """What the programs of one launch did to memory.
+    """Memory accesses by the programs of one launch.
 
     Args:
         kernel: which they run.
@@ -70,8 +70,9 @@ class Launch:
 
 @contextmanager
 def checking_memory(seed: int = 0) -> Iterator[None]:
-    """Run the programs of each launch in an order that follows from the seed, and check what they access. New
-    memory is not 0.
+    """Run the programs of each launch in an order that follows from the seed, and check what they access.
+
+    New memory is not 0.
     """
     module = interpreter()
     builder = module.interpreter_builder
@@ -121,8 +122,9 @@ def checking_memory(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def patching_once() -> Iterator[None]:
-    """Let Triton change its language once in a launch for each module: at each call of a function, as it
-    does, that takes a third of the time and more.
+    """Let Triton change its language once in a launch for each module.
+
+    To change it at each call of a function, as Triton does, takes a third of the time and more.
     """
     module = interpreter()
     execute = module.GridExecutor.__call__

@@ -1,4 +1,4 @@
-"""What kernels are given to search, and what they must find: all magnitudes sorted, equal ones by index."""
+"""Inputs of searches and their right results: all magnitudes sorted, equal ones by index."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def normal(n: int, seed: int = 0) -> Tensor:
 
 
 def of_keys(groups: Sequence[tuple[int, int, int]], n: int) -> Tensor:
-    """Return (n,) of both signs, anywhere: of each (count, least, most) so many keys; a count of 0 for all
-    that are left.
+    """Return (n,) values of both signs, in random places, whose keys lie in the given ranges.
+
+    Each group (count, least, most) gives so many keys; a count of 0 stands for all that are left.
     """
     chance = generator(n)
     keys = torch.empty(0, dtype=torch.int64)

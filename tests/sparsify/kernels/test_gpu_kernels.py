@@ -1,6 +1,9 @@
-"""Triton kernels against the oracle. Without a GPU they run in Triton's interpreter, in a process of their
-own, since Triton must know that before it is imported, and torch imports it at odd moments. By hand:
-TRITON_INTERPRET=1 pytest tests/sparsify/kernels/test_gpu_kernels.py
+"""Triton kernels against the oracle.
+
+Without a GPU they run in Triton's interpreter, in a process of their own, since Triton must know that before
+it is imported, and torch imports it at odd moments. By hand:
+
+    TRITON_INTERPRET=1 pytest tests/sparsify/kernels/test_gpu_kernels.py
 """
 
 from __future__ import annotations
@@ -104,7 +107,7 @@ class TestTop:
         assert kernel.stats().fallbacks == num_fallbacks
 
     def test_any_k_of_any_length_with_gradients_of_any_type(self) -> None:
-        """Of the whole bucket and of a part; what was found before stays as it is."""
+        """Search the whole bucket and a part; earlier results stay as they are."""
         for n in (1, 31, 257, 1024, N):
             kernel = small(draw(n))
             results = []

@@ -1,5 +1,6 @@
-"""Kept kernels are launched as Triton would launch them: recorded where there is no GPU, in a process of its
-own, for a GPU that is not there.
+"""Kept kernels are launched as Triton would launch them.
+
+Where there is no GPU, launches are recorded in a process of their own, for a GPU that is not there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def report() -> Any:
 
 
 def test_every_kept_launch_is_what_triton_would_launch(report: Any) -> None:
-    """Of the same compiled kernel, whatever was launched before, and whatever changes between two steps."""
+    """The compiled kernel is the same, whatever was launched before and whatever changes between steps."""
     launches = report["launches"]
     for name, (kept, ordinary) in launches.items():
         assert kept, name
@@ -40,7 +41,7 @@ def test_every_kept_launch_is_what_triton_would_launch(report: Any) -> None:
 
 
 def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> None:
-    """It takes None for a hook that nobody listens to, and any function for one."""
+    """Triton takes None for a hook that nobody listens to, and any function for one."""
     steps = len(report["launches"]["first"][0])
     asked = report["asked"]
     assert asked["second time"] == asked["none"] == 0

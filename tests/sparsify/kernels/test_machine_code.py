@@ -1,4 +1,4 @@
-"""What the Triton kernels become: registers, spills and the width of loads, for three generations of GPUs.
+"""Machine code of the Triton kernels: registers, spills and the width of loads, for three kinds of GPU.
 
 Compiled here, without any of them, in a process of its own.
 """

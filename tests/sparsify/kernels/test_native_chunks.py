@@ -89,8 +89,9 @@ def test_the_selector_takes_them_unless_the_user_wants_torchs_operators() -> Non
 
 @every_level
 def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(level: str) -> None:
-    """Of several buckets, whose tensors lie in memories of their own: to the bit what one operator after the
-    other gives.
+    """Several buckets, whose tensors lie in memories of their own, are merged to the bit.
+
+    One operator after the other gives the same.
     """
     of: Shapes = [(128, 192), (1000,), (0,), (67, 65), (3,)]
     tiles = ChunkLayout(of, tensors_per_bucket=[1, 3, 1])

@@ -53,8 +53,10 @@ def real() -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
-    """Return what makes a compiler that takes no time: it runs these lines, in which $out is its output. That
-    returns where its calls are noted. Both folders of the cache are empty.
+    """Return a function that makes a compiler that takes no time.
+
+    The compiler runs the given lines, in which $out is its output; the function returns where its calls are
+    noted. Both folders of the cache are empty.
     """
     programs = tmp_path / "programs"
     notes = tmp_path / "calls"
@@ -91,8 +93,9 @@ def cache() -> Path:
 
 
 def leave_in_cache(content: bytes) -> Path:
-    """Write a library as an earlier process left it. It is not loaded here: who changes a library that is in
-    use ends its users.
+    """Write a library as an earlier process left it.
+
+    It is not loaded here: who changes a library that is in use ends its users.
     """
     path = cache() / f"native-{native_library.build_digest()}-{native_library.content_digest(content)}.so"
     cache().mkdir(parents=True, mode=0o700)

@@ -1,5 +1,6 @@
-"""What the interpreter notices of kernels that are wrong, and that it runs programs in any order. In a
-process of its own, which test_gpu_kernels.py starts.
+"""The interpreter notices kernels that are wrong, and runs programs in any order.
+
+These tests run in a process of their own, which test_gpu_kernels.py starts.
 """
 
 from __future__ import annotations

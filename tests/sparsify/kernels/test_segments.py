@@ -1,5 +1,7 @@
-"""Triton kernels that search several buckets at once, against the oracle. Without a GPU they run in Triton's
-interpreter, in a process of their own, as those of test_gpu_kernels.py do, which starts both.
+"""Triton kernels that search several buckets at once, against the oracle.
+
+Without a GPU they run in Triton's interpreter, in a process of their own, as those of test_gpu_kernels.py do,
+which starts both.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ def local(name: str, outer: OuterStep | None = None, every: int = EVERY, **other
 
 
 def anchors_of_all(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
-    """Return parameters and anchor (2, n) in mid-round, by strategy; of late ones also from an overlapping
-    thread, where there are processes.
+    """Return parameters and anchor (2, n) in mid-round, by strategy.
+
+    Late strategies also run from an overlapping thread, where there are processes.
     """
     found = {}
     for name, strategy in STRATEGIES.items():

@@ -34,8 +34,9 @@ def lived(
     is_watched: bool = False,
     **options: Any,
 ) -> tuple[list[Tensor], list[bool]]:
-    """Return each worker's parameters, anchor and residual at the end, as (n,), and which exchanges were
-    at once.
+    """Return each worker's parameters, anchor and residual at the end, as (n,).
+
+    Also return which exchanges were at once.
     """
     were = list[bool]()
 

@@ -1,5 +1,6 @@
-"""Guards of local steps of whole models, and of what is loaded or saved in the wrong place: nothing that was
-trained is undone in silence. Those of shards are among the uses of sharded models.
+"""Guards of local steps of whole models, and of what is loaded or saved in the wrong place.
+
+Nothing that was trained is undone in silence. Those of shards are among the uses of sharded models.
 """
 
 from __future__ import annotations
@@ -190,8 +191,9 @@ def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
 
 
 class Master(torch.optim.Optimizer):
-    """SGD on master weights in double precision, which it copies into the parameters; without the defaults
-    that torch's own optimizers have.
+    """SGD on master weights in double precision, which it copies into the parameters.
+
+    It lacks the defaults that torch's own optimizers have.
     """
 
     def __init__(self, params: Any, lr: float) -> None:

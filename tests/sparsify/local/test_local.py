@@ -42,7 +42,7 @@ EXACT_HERE = ("powersgd",)  # a rank of 4 is all that so small a model has
 
 
 def changes(tensors: list[Tensor]) -> list[int]:
-    """Steps after which tensors differ from those of the step before, but for the first step."""
+    """Return the steps, from the second on, after which tensors differ from those of the step before."""
     return [step for step, (a, b) in enumerate(pairwise(tensors), 2) if not torch.equal(a, b)]
 
 
@@ -65,8 +65,9 @@ def averaged_once() -> Tensor:
 
 @pytest.mark.parametrize("name", per_step_names())
 def test_nothing_of_the_drift_is_lost(name: str) -> None:
-    """theta_0 - theta_T = lr / R sum over workers of (all drift - residual); at density 1 a method averages
-    plainly at once. Exceptions are those of the method, and needed.
+    """Check theta_0 - theta_T = lr / R sum over workers of (all drift - residual).
+
+    At density 1 a method averages plainly at once. Exceptions are those of the method, and needed.
     """
     method = kept(name)
     histories = live(LocalSteps(EVERY, method, PlainStep(0.8)), steps=5 * EVERY)
@@ -306,8 +307,9 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_after_a_nan_that_is_named_all_go_on_from_the_anchor(delay: int) -> None:
-    """Nothing was exchanged, so an average that would be late is not applied: anchors stay alike, and move
-    again in the next round.
+    """Nothing was exchanged, so an average that would be late is not applied.
+
+    Anchors stay alike, and move again in the next round.
     """
 
     def body(comm: Comm) -> list[Tensor]:

@@ -1,5 +1,6 @@
-"""The published methods of local steps against programs of their own, without this library; and what another
-program publishes of one of them.
+"""The published methods of local steps against programs of their own, without this library.
+
+And what another program publishes of one of them.
 """
 
 from __future__ import annotations
@@ -215,8 +216,10 @@ PUBLISHED = """
 
 @pytest.mark.parametrize("row", PUBLISHED.splitlines()[2:])
 def test_fragments_delay_and_mix_give_torchfts_published_numbers(row: str) -> None:
-    """Theirs takes the drift `delay` steps before it is due, ours when it is due and applies it later, as the
-    paper does: the same but for the first round, so ours begins with as many steps that change nothing.
+    """Torchft takes the drift `delay` steps before it is due, ours when it is due.
+
+    Ours applies it later, as the paper does: the same but for the first round, so ours begins with as many
+    steps that change nothing.
     """
     delay, mix, *published = map(float, row.split())
     first = 1 - int(delay)

@@ -234,7 +234,7 @@ def weights(wrapped: Wrapped) -> Tensor:
 def lived(
     wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: LocalSteps | None = None
 ) -> Tensor:
-    """The anchor at the end of a training, with a change in the middle of a round."""
+    """Return the anchor at the end of a training, with a change in the middle of a round."""
     wrapped = wrap(strategy or sparsify.diloco(every=EVERY))
     train(wrapped, rank, change, STEPS)
     return weights(wrapped)

@@ -168,7 +168,7 @@ def test_stable_top_k_chooses_blocks_every_n_steps(block: int, every: int) -> No
 
 
 def test_scores_rank_blocks_differently() -> None:
-    """Of equal scores the first block is chosen."""
+    """Among equal scores the first block is chosen."""
     expected: dict[BlockScore, list[int]] = {"l1": [0, 1], "l2": [4, 5], "max": [4, 5], "count": [0, 1]}
     acc = torch.tensor([3.0, -3.0, 0.1, 0.1, 5.0, 0.0])
     for score, chosen in expected.items():

@@ -85,8 +85,10 @@ def test_a_chunk_of_64_in_2_bits_takes_112_bytes(choices: dict[str, Any], scales
 @pytest.mark.parametrize("average", get_args(AverageOver))
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_averages_over_senders_and_clipping_are_those_of_an_oracle(size: int, average: AverageOver) -> None:
-    """In numpy: norms of each tensor are cut to the median's, the lower of two; then the mean over those that
-    sent an element. Clipping does not change what is owed.
+    """The oracle is in numpy.
+
+    Norms of each tensor are cut to the median's, the lower of two; then the mean over those that sent an
+    element. Clipping does not change what is owed.
     """
     ends = np.cumsum([torch.Size(shape).numel() for shape in reversed(WIDE)])[:-1]
     residuals = []

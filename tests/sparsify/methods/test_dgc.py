@@ -91,7 +91,7 @@ def test_the_threshold_is_lowered_until_enough_reach_it() -> None:
 
 
 def test_small_tensors_get_an_exact_top_k() -> None:
-    """Those of 2 / density elements at most, of which the sample would be all."""
+    """Small tensors have at most 2 / density elements, of which the sample would be all."""
     acc = gradient(0, 0, (2000,))
     chosen, waits = choose(acc, 1)[0]
     assert chosen.tolist() == [int(acc.abs().argmax())]

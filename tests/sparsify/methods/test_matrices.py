@@ -21,8 +21,9 @@ ARC_SHAPES: list[tuple[int, ...]] = [(12, 10), (5,)]
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_powersgd_is_algorithms_1_and_2(rank: int) -> None:
-    """Vogels et al. 2019: one matrix that is compressed, and a bias that is not and comes first: buckets run
-    from the last parameter to the first.
+    """Vogels et al. 2019: one matrix that is compressed, and a bias that is not and comes first.
+
+    Buckets run from the last parameter to the first.
     """
     lived = live(sparsify.build("powersgd", rank=rank), SIZE, 5, shapes=[(30, 20), (9,)])
     generator = BucketContext(SEED, 0, 0).without_rank.make_generator_for_rank(CPU)

@@ -123,7 +123,7 @@ def test_means_of_borders_do_not_overflow() -> None:
 @pytest.mark.parametrize("dense_at", [None, 0.01, 1.0])
 @pytest.mark.parametrize(("size", "n"), [(1, N), (2, N), (3, N), (7, N), (7, 5)])
 def test_sparcml_gives_the_update_of_topk(size: int, n: int, dense_at: float | None) -> None:
-    """Whether what comes of it travels as pairs or dense; with more workers than elements, too."""
+    """The result may travel as pairs or dense; with more workers than elements, too."""
     k = max(1, n // 20)
     lived = run("sparcml", size, 5, n=n, density=k / n, dense_at=dense_at)
     check_choices(lived, lambda accs, step: [indices_of_largest(acc, k) for acc in accs])

@@ -165,7 +165,7 @@ def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(selector: Mic
 
 
 def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest() -> None:
-    """Of VGG-16; just enough; fewer blocks than asked for; fewer elements than blocks of 32."""
+    """Sizes: VGG-16; just enough; fewer blocks than asked for; fewer elements than blocks of 32."""
     sizes = [block_size(n, 1024, 8) for n in (14_728_266, 32 * 1024, 32 * 1024 - 1, 100, 5)]
     assert sizes == [14_368, 32, 32, 3, 1]
     assert split_evenly(10, 4) == [3, 3, 2, 2]

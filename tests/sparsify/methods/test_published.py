@@ -22,7 +22,7 @@ DEFAULTS = """
 
 
 def test_defaults_are_the_published_ones() -> None:
-    """Of ScaleCom, plain error feedback unless asked."""
+    """ScaleCom has plain error feedback unless asked."""
     for name, published in map(parse_choices, DEFAULTS.strip().splitlines()):
         assert published.items() <= sparsify.defaults(name).items(), name
 

@@ -292,7 +292,7 @@ def compiled(function: Any) -> Any:
 @pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.extended)])
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which the compiler looks
 def test_a_compiled_step_is_the_same_to_the_bit(overlap: bool) -> None:
-    """Of the optimizer alone, or of the whole training."""
+    """Compile the optimizer alone, or the whole training."""
     ends = []
     for what in ("nothing", "step", "training"):
         torch.compiler.reset()

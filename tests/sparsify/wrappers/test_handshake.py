@@ -22,7 +22,7 @@ ODD = 1  # its rank
 
 
 class Parts:
-    """What is wrapped."""
+    """Arguments of a wrapper."""
 
     def __init__(self) -> None:
         self.model: Any = net()
@@ -63,7 +63,10 @@ def option(**options: Any) -> Callable[[Parts], object]:
 
 
 class Difference(NamedTuple):
-    """How one worker is odd, and what all workers read; what DDP itself refuses is not tried with it."""
+    """Oddity of one worker, and the sentence that all workers read.
+
+    What DDP itself refuses is not tried with DDP.
+    """
 
     change: Callable[[Parts], object]
     sentence: str

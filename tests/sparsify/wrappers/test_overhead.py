@@ -1,4 +1,4 @@
-"""What averaging takes of a step is told once, where it is much."""
+"""Averaging's share of a step is reported once, where it is much."""
 
 from __future__ import annotations
 

@@ -52,8 +52,9 @@ def train_in_experiments(
 
 
 def overflow_in_the_last_bucket(rank: int, wrapper: str) -> tuple[str, list[str], bool]:
-    """Return what this worker is told where worker 1 has a NaN in its second step, which residuals have
-    changed, and whether all are finite.
+    """Return what this worker is told where worker 1 has a NaN in its second step.
+
+    Also return which residuals have changed, and whether all are finite.
     """
     training = Training(Act(), wrapper, rank)
     training.advance(0)
@@ -68,8 +69,9 @@ def overflow_in_the_last_bucket(rank: int, wrapper: str) -> tuple[str, list[str]
 
 
 def lose_a_worker(comm: Comm, now: Callable[[], float]) -> None:
-    """Let worker 1 die when half of its gradients are there, with the wrapper that the folder is called
-    after; and write down what the other one is told.
+    """Let worker 1 die when half of its gradients are there, and write down what the other one is told.
+
+    The wrapper is the one that the folder is called after.
     """
     folder = Path(sys.argv[4])
     training = Training(Act(), folder.name, comm.rank)
@@ -96,7 +98,7 @@ def test_the_trainer_of_experiments_ends_at_the_same_weights_with_overlap(used: 
 
 
 def test_a_nan_on_one_worker_stops_all_before_it_reaches_a_residual(used: list[dict[str, Any]]) -> None:
-    """It is in the bucket that gets full last; what came before was delivered, and the error says so."""
+    """The NaN is in the bucket that gets full last; what came before was delivered, and the error says so."""
     for found in used:
         for told, changed, is_finite in found["overflowed"].values():
             assert "rank 1, step" in told
@@ -121,8 +123,9 @@ def test_the_loss_of_a_worker_reaches_the_others_as_such(wrapper: str, tmp_path:
 def test_a_bucket_is_delivered_while_backpropagation_goes_on(
     wrapper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first layer's gradient is not computed before the output layer's has been averaged; and what the
-    thread writes then does not count as changed by the user.
+    """The first layer's gradient is not computed before the output layer's has been averaged.
+
+    What the thread writes then does not count as changed by the user.
     """
     delivered = threading.Event()
     original = Engine.average

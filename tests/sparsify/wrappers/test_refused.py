@@ -1,4 +1,4 @@
-"""What can't be right is refused at once, in a sentence, whatever the wrapper."""
+"""Arguments that can't be right are refused at once, in a sentence, whatever the wrapper."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def clip_past_autograd(begun: Begun) -> None:
 
 
 class Row(NamedTuple):
-    """What is refused, with what sentence."""
+    """Refused act, and the sentence that refuses it."""
 
     sentence: str
     act: Callable[[Begun], object] | None  # after wrapping; None: it is not even wrapped

@@ -97,7 +97,7 @@ def aggregator_of(method: Method, comm: Comm, steps: int = 3) -> Aggregator:
 
 
 def refusal(load: Callable[..., object], *states: Any) -> str:
-    """The words with which it is refused; anything else but a refusal is an error."""
+    """Return the words with which `load` refuses the states; any other error is raised."""
     with pytest.raises(StateMismatch) as refused:
         load(*states)
     return str(refused.value)
@@ -198,9 +198,10 @@ def state_of(training: Training, comm: Comm) -> dict[str, Any]:
 
 
 def go_on_from_checkpoints(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
-    """Train on from what another number of workers left in the folder above; return what was loaded, what was
-    saved, and what is loaded of that, by wrapper and kind of checkpoint. And is a state refused that all
-    workers saved under one name?
+    """Train on from what another number of workers left in the folder above.
+
+    Return what was loaded, what was saved, and what is loaded of that, by wrapper and kind of checkpoint; and
+    whether a state is refused that all workers saved under one name.
     """
     torch.set_num_threads(1)
     folder = Path(sys.argv[4])
@@ -247,8 +248,9 @@ def check_close(states: Any, others: Any, error: float = 0.0) -> None:
 
 
 def test_another_number_of_workers_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
-    """In real processes, by the recipe of docs/own-training.md: first two, then three, then one. Together the
-    new workers owe what was owed; and as many as before load what they saved, to the bit.
+    """Real processes follow the recipe of docs/own-training.md: first two, then three, then one.
+
+    Together the new workers owe what was owed; and as many as before load what they saved, to the bit.
     """
     saved = dict[str, Any]()
     for size in (2, 3, 1):

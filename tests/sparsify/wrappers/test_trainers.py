@@ -20,8 +20,9 @@ CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 @pytest.mark.extended
 @pytest.mark.parametrize("trainer", USES)
 def test_a_trainer_trains_as_a_plain_loop_does_and_resumes_to_the_bit(trainer: str, tmp_path: Path) -> None:
-    """With clipping, accumulation, mixed precision, schedules, evaluation in between. Who averages by
-    `distribute`, too, is told on every worker.
+    """Includes clipping, accumulation, mixed precision, schedules, evaluation in between.
+
+    Who averages by `distribute`, too, is told on every worker.
     """
     for package in NEEDED.get(trainer, (trainer,)):
         if find_spec(package) is None:

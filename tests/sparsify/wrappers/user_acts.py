@@ -1,4 +1,4 @@
-"""What users do while they train, as data, with each wrapper; and the laws that must survive it."""
+"""Acts of users while they train, as data, with each wrapper; and the laws that must survive them."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Lived(NamedTuple):
-    """What one worker saw, and what became of it, by the parameter's name."""
+    """History of one worker: what it saw, and what became of that, by the parameter's name."""
 
     start: dict[str, Tensor]
     end: dict[str, Tensor]  # in units of LR, where a parameter's rate is another
@@ -399,9 +399,7 @@ class Training:
 
 
 def check_balanced(ranks: Sequence[Lived]) -> None:
-    """Check that replicas are equal to the bit, and that P times what was applied, plus what is owed, equals
-    what was seen.
-    """
+    """Check that replicas are equal to the bit, and that P times the applied and the owed make the seen."""
     check_equal(ranks)
     for name, start in ranks[0].start.items():
         applied = len(ranks) * (start - ranks[0].end[name]) / LR
@@ -477,8 +475,9 @@ def train(
 
 
 def accumulate(training: Training, tells: bool = True, ends: bool = True) -> None:
-    """Run two backward passes a step, of which the wrapper is told, or not; or, with `ends` False, of which
-    it is told that none is the last.
+    """Run two backward passes a step, of which the wrapper is told, or not.
+
+    With `ends` False, it is told that none is the last.
     """
     for step in range(4):
         training.zero_grad()
@@ -508,8 +507,9 @@ def join(training: Training) -> None:
 
 
 def scale(training: Training, recipe: str = "") -> None:
-    """Double the scale in each step, and halve it after the third one, in which one worker overflows: in the
-    last bucket, long after the first one was full.
+    """Double the scale in each step, and halve it after the third one, in which one worker overflows.
+
+    The overflow is in the last bucket, long after the first one was full.
     """
     scaler = training.scaler
     assert scaler is not None
@@ -583,8 +583,9 @@ def teach_two(training: Training) -> None:
 
 
 def skip(training: Training, where: str) -> None:
-    """Leave two batches out that fail on worker 1, or everywhere. What was on its way was seen; of the others
-    all, and of all what had accumulated before.
+    """Leave two batches out that fail on worker 1, or everywhere.
+
+    What was on its way was seen; of the others all, and of all what had accumulated before.
     """
     model = training.model
     (optimizer,) = training.optimizers
@@ -636,8 +637,9 @@ def frozen_net() -> Net:
 
 
 def switch(training: Training, trains: bool) -> None:
-    """Wrap a second time, to train what was frozen before, or to freeze what was trained: of that the older
-    wrapper, which is there still, has left a gradient.
+    """Wrap a second time, to train what was frozen before, or to freeze what was trained.
+
+    For frozen parameters the older wrapper, which is there still, has left a gradient.
     """
     layer = training.model.convolution
     older = training.holders
@@ -650,8 +652,9 @@ def switch(training: Training, trains: bool) -> None:
 
 
 def resume(training: Training) -> None:
-    """Train half of the steps, and the other half by another training: with overlap, if the first half was
-    without, or the other way round.
+    """Train half of the steps, and the other half by another training.
+
+    The second half overlaps if the first did not, or the other way round.
     """
     act = training.act
     wrapper = training.wrapper
@@ -692,7 +695,7 @@ def step_by_closure(training: Training) -> None:
 
 @dataclass(frozen=True)
 class Act:
-    """What somebody does with a model while it is trained, and with which wrappers that can be done."""
+    """Act of a user on a model while it is trained, and the wrappers with which that can be done."""
 
     do: Callable[[Training], object] = train
     kind: Callable[[], nn.Module] = Net

@@ -138,8 +138,9 @@ def loss_of(called: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def of_processes(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
-    """Train in single precision by each wrapper with methods of each kind, within each mode: wrapping, all
-    backward passes and all steps.
+    """Train in single precision by each wrapper with methods of each kind, within each mode.
+
+    The mode covers wrapping, all backward passes and all steps.
     """
     torch.set_num_threads(1)
     found = dict[str, Tensor]()

@@ -31,7 +31,7 @@ RESUMED, LOOP, OF_THREE = ", resumed", ", in a plain loop", "resumed after three
 
 
 class Use(NamedTuple):
-    """How somebody trains."""
+    """Settings of a training."""
 
     method: str = 'sparsify.build("topk", density=0.2)'
     momentum: float = 0.9  # of the optimizer

@@ -1,5 +1,6 @@
-"""Runs with local steps: the same whoever carries them, validated at the anchor, settings refused that say
-nothing to them.
+"""Runs with local steps: the same whoever carries them, validated at the anchor.
+
+Settings that mean nothing to them are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What virtual ranks share: parameters and the optimiser's state are there once, and nothing else changes."""
+"""Virtual ranks share parameters and the optimiser's state, each held once, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ ALL_GRIDS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
-    """Return what each rank of a grid found in one part, of processes that are started for the first who
-    asks.
+    """Return a function for what each rank of a grid found in one part.
+
+    Its processes are started for the first caller.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""What users do with sharded models, each with a method between the replicas; and the same by torch alone."""
+"""Uses of sharded models, each with a method between the replicas; and the same by torch alone."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ SINGLE_SUMS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torc
 
 
 class Way(NamedTuple):
-    """How a sharded model is trained, with a method that leaves every average as it is, or by torch alone."""
+    """Way to train a sharded model, with a method that leaves every average as it is, or by torch alone."""
 
     train: Train = plainly
     of_model: Mapping[str, Any] = {}
@@ -172,8 +172,9 @@ WHOLE: dict[str, tuple[str, str | float]] = {
 
 
 def ends(mesh: DeviceMesh) -> dict[str, dict[str, Tensor]]:
-    """Return weights at the end of each way, by torch, and with each of WHOLE: on the first grid all of them,
-    on both kinds of mesh.
+    """Return weights at the end of each way, by torch, and with each of WHOLE.
+
+    On the first grid all ways are tried, on both kinds of mesh.
     """
     found = dict[str, dict[str, Tensor]]()
     for way, (train, of_model, of_shards) in [*WAYS.items()][: None if mesh.shape == GRIDS[0] else 2]:
@@ -300,8 +301,9 @@ def average_within(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
-    """Return where local steps of sharded replicas end, by strategy and kind of mesh; and those of whole
-    models, each with its replica's gradients.
+    """Return where local steps of sharded replicas end, by strategy and kind of mesh.
+
+    Also where those of whole models end, each with its replica's gradients.
     """
     found = {}
     for name in LOCALLY:
@@ -311,8 +313,10 @@ def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
 
 
 def trained_locally(mesh: DeviceMesh, rank: int, name: str, kind: str) -> Tensor:
-    """Return the weights in the middle of a round. Each layer has an optimizer, which has made a step before
-    it is wrapped; one of them is wrapped anew later, in a round of the other. Shards have a GradScaler.
+    """Return the weights in the middle of a round.
+
+    Each layer has an optimizer, which has made a step before it is wrapped; one of them is wrapped anew
+    later, in a round of the other. Shards have a GradScaler.
     """
     strategy = sparsify.build(name, every=2)
     model: Any = seeded(
@@ -350,8 +354,9 @@ def trained_locally(mesh: DeviceMesh, rank: int, name: str, kind: str) -> Tensor
 
 
 def resumed_locally(mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sparse local steps of a model of which some workers have nothing in places, after two rounds;
-    and in the middle of the next one, straight on and resumed.
+    """Return sparse local steps after two rounds, and in the middle of the next, straight on and resumed.
+
+    Some workers have nothing of the model in places.
     """
     strategy = sparsify.build("sparseloco", every=2, density=0.2)
     model, other = (sharded(blocks(), mesh) for _ in range(2))
@@ -375,8 +380,9 @@ def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: LocalSteps) -> u
 
 
 def guarded(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
-    """Return what is said of each change between local steps that must be refused, and where trainings end
-    with those that change nothing, by the kind of mesh.
+    """Return what is said of each change between local steps that must be refused, by the kind of mesh.
+
+    Also return where trainings end with those changes that change nothing.
     """
     found = dict[str, Any]()
     refused = {case: uses_guards.REFUSED[case][0] for case in REFUSED_OF_SHARDS}
