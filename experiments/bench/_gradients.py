@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 import sparsify
 from analysis.records.files import write_atomic
-from experiments.config import data_root
+from experiments.config import dataset_files
 from experiments.training import datasets
 from experiments.training.networks import resnet18, vgg16
 from experiments.training.replicas.shared import set_learning_rate
@@ -30,8 +30,14 @@ from sparsify.wrappers.engine import NonFiniteGradientError
 SCALE = 1e-3  # of synthetic gradients, as in training
 NUM_KEPT_GRADIENTS = 4  # of a training: those of its last steps
 TRAINING_STEPS = {"cpu": 20, "cuda": 60}
-BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, DENSITY = 16, 0.01, 0.9, 1e-4, 0.001
-NUM_SEGMENTS, SMALLEST_SCALE, LARGEST_SCALE = 64, 1e-4, 1.0  # of mixed scales
+BATCH = 16
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+WEIGHT_DECAY = 1e-4
+DENSITY = 0.001
+NUM_SEGMENTS = 64  # of mixed scales
+SMALLEST_SCALE = 1e-4
+LARGEST_SCALE = 1.0
 NONZERO_SHARE = 0.01  # of the elements, where most are zero
 
 
@@ -136,8 +142,8 @@ def load_or_train(name: str, folder: Path, device: torch.device) -> StepInputs:
     The data are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
     says which.
     """
-    root = data_root.resolve_data_root(None)
-    dataset = "cifar10" if data_root.has_files(root, "cifar10") else "digits32"
+    root = dataset_files.resolve_data_root(None)
+    dataset = "cifar10" if dataset_files.has_files(root, "cifar10") else "digits32"
     path = folder / f"{name}-{dataset}.pt"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

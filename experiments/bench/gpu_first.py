@@ -31,7 +31,7 @@ from analysis.stats import Estimate
 from experiments.bench._pages import render_template
 from experiments.bench._runner import Record, check_names
 from experiments.bench._targets import Target
-from experiments.config import code_version, data_root
+from experiments.config import code_version, dataset_files
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.launch.local import EndSignals
 from slurm import environment, gpus
@@ -101,7 +101,7 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         for name in self.programs:
             if not shutil.which(name):
                 return f"{name} is not installed, or not on PATH"
-        if self.needs_cifar10 and not data_root.has_files(data_root.resolve_data_root(None), "cifar10"):
+        if self.needs_cifar10 and not dataset_files.has_files(dataset_files.resolve_data_root(None), "cifar10"):
             return "CIFAR-10 was not found: set DATA_ROOT to the folder that holds it"
         return ""
 

@@ -12,7 +12,7 @@ import jinja2
 
 from experiments import figures
 from experiments.commands._arguments import PROGRAM
-from experiments.config import choices, data_root
+from experiments.config import choices, dataset_files
 from experiments.config.folders import ROOT
 from experiments.config.machines import SlurmCluster
 from experiments.training.settings import field_types, setting_meaning
@@ -173,7 +173,7 @@ def _path_of_file(kind: NewFile, name: str) -> Path:
 
 def _taken_names(kind: NewFile) -> Collection[str]:
     if kind == "dataset":
-        return data_root.dataset_names(FOLDERS[kind])
+        return dataset_files.dataset_names(FOLDERS[kind])
     return choices.options(kind) if kind in ("method", "cluster", "task") else ()
 
 
@@ -185,7 +185,7 @@ def _item_name(name: str) -> str:
 
 def _find_dataset(task: str) -> str:
     """Return the data set in which a task's name ends; refuse a name without one."""
-    known = data_root.dataset_names(FOLDERS["dataset"])
+    known = dataset_files.dataset_names(FOLDERS["dataset"])
     matching = [name for name in known if task.endswith(f"_{name}") and task != f"_{name}"]
     if not matching:
         raise ValueError(

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from experiments.config import choices
 from experiments.config.config import VARIANT_WORDS
 from experiments.config.machines import Text
-from experiments.config.unreadable import explain_parse_error
+from experiments.config.parse_errors import explain_parse_error
 from sparsify.ranges import Constraint, check_value, format_value, quote
 
 MAX_CHARACTERS = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from analysis.records.configs import configs_by_variant, run_id
 from analysis.records.store import Attempt
-from experiments.config import choices, code_version, compose, data_root
+from experiments.config import choices, code_version, compose, dataset_files
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import EmulatedCluster, SlurmCluster
@@ -102,7 +102,7 @@ def plan_runs(configs: Sequence[Config], say: Callable[[str], None]) -> list[Pla
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
     distinct = {run_id(config): config for config in configs}
-    return [PlannedRun(*data_root.ensure_dataset(config, say_once)) for config in distinct.values()]
+    return [PlannedRun(*dataset_files.ensure_dataset(config, say_once)) for config in distinct.values()]
 
 
 def find_unmeasured_runs(
@@ -149,5 +149,5 @@ def changed_code_files(attempt: Attempt) -> list[str]:
     task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
     return code_version.changed_sources(
-        attempt.manifest.get("sources", {}), {*methods, task, data_root.dataset_of_task(task), "digits"}
+        attempt.manifest.get("sources", {}), {*methods, task, dataset_files.dataset_of_task(task), "digits"}
     )

@@ -22,7 +22,7 @@ from experiments.config.folders import ResultFolders
 from experiments.config.plan import find_unmeasured_runs, plan_runs
 from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock
 from experiments.launch.diagnosis import Interrupted, diagnose
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import connect
 from experiments.worker.build import prepare_device
 from experiments.worker.errors import write_failure

@@ -25,7 +25,7 @@ from slurm.environment import WorkerPlace
 from slurm.local import WorkerStarter
 from slurm.worker_process import WorkerCommand, WorkerStart, exit_after
 
-PRELOADED_MODULE = "experiments.worker.warm"
+PRELOADED_MODULE = "experiments.worker.preload"
 
 
 def forking_starter(command: WorkerCommand) -> WorkerStarter:

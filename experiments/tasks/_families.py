@@ -246,7 +246,7 @@ def gpt(
             learning rate would have fallen before it has risen.
     """
     from experiments.training.language.networks import GPT
-    from experiments.training.language.optimisers import OptimizerRecipe
+    from experiments.training.language.optimizers import OptimizerRecipe
     from experiments.training.language.tasks import AnnealedNextWordTask
 
     _check_heads(width, heads)

@@ -20,7 +20,7 @@ import torch
 from experiments.training.loop import Trainer
 from experiments.training.settings import AlternationSettings
 from experiments.training.step_log import MeasurementLog
-from experiments.training.stop import Preempted
+from experiments.training.stop_signal import Preempted
 from sparsify.comm import Comm, gather_json
 
 S_PER_MIN = 60

@@ -32,7 +32,7 @@ from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import make_shared
-from experiments.training.stop import GO_ON, STOP, Preempted, StopAgreement, StopSignal
+from experiments.training.stop_signal import GO_ON, STOP, Preempted, StopAgreement, StopSignal
 from sparsify.comm import Comm, gather_json
 from sparsify.wrappers.aggregator import Aggregator
 

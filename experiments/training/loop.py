@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset, Split
 from experiments.training.graph import CudaGraphRecorder, GraphedStep
-from experiments.training.looks import CapturedEnergy, SelectionLooks, combine_hooks
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import make_replica
+from experiments.training.selection_looks import CapturedEnergy, SelectionLooks, combine_hooks
 from experiments.training.settings import LatenessSettings, TrainSettings
 from experiments.training.step_log import STEPS_PER_WRITE, MeasurementLog, StepLog
 from experiments.training.task import Metrics, Task

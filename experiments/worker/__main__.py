@@ -14,7 +14,7 @@ from pathlib import Path
 
 from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker.errors import write_failure
 from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process

@@ -18,7 +18,7 @@ from experiments.training.alternation import AlternationSchedule
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaGraphRecorder
 from experiments.training.loop import LoopSettings
-from experiments.training.stop import count_continuations
+from experiments.training.stop_signal import count_continuations
 from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm

@@ -26,7 +26,7 @@ from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import hardware
 from experiments.worker.addresses import (
     interface_with_address,

@@ -24,7 +24,7 @@ from experiments.config.machines import VirtualCluster
 from experiments.training.alternation import VariantLog, VariantTraining, train_alternately
 from experiments.training.checkpoint import Checkpointer
 from experiments.training.loop import TrainedModel, Trainer
-from experiments.training.stop import Preempted, StopSignal
+from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import hardware, memory
 from experiments.worker.build import RunComponents, build_run, effective_precision, prepare_device
 from experiments.worker.connect import connect

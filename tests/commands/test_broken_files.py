@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import figures
-from experiments.config import compose, data_root
+from experiments.config import compose, dataset_files
 from experiments.training.networks import small_cnn
 from experiments.training.task import Task
 from sparsify.methods import REGISTRY as METHODS
@@ -65,7 +65,7 @@ def test_broken_figures_are_named_and_the_others_are_drawn(
 
 
 def test_a_broken_data_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_root, "DATASETS", tmp_path)
+    monkeypatch.setattr(dataset_files, "DATASETS", tmp_path)
     path = tmp_path / "broken.py"
     for source, why in {
         "FILES = {'title': 1 +}\n": "line 1: invalid syntax",
@@ -73,9 +73,9 @@ def test_a_broken_data_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "\nFILES = dict(title=name)\n": "line 2: NameError: name 'name' is not defined",
     }.items():
         path.write_text(source)
-        data_root.required_files.cache_clear()
+        dataset_files.required_files.cache_clear()
         with pytest.raises(ValueError, match=why) as refusal:
-            data_root.required_files("broken")
+            dataset_files.required_files("broken")
         assert str(path) in str(refusal.value)
 
 
@@ -84,4 +84,4 @@ def test_an_unknown_data_set_is_refused_with_the_list() -> None:
     with pytest.raises(ValueError, match=known):
         Task("svhn", small_cnn, 16, 0.1, 0.9, 0.0, 1, (), False)
     with pytest.raises(ValueError, match=rf"{known}(, \w+)*; task 'mlp_svhn' is named"):
-        data_root.dataset_of_task("mlp_svhn")
+        dataset_files.dataset_of_task("mlp_svhn")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.records.configs import run_id
-from experiments.config import choices, compose, data_root, grammar
+from experiments.config import choices, compose, dataset_files, grammar
 from tests.conftest import Command, refused
 
 # Few, for each choice takes a tenth of a second to compose.
@@ -158,7 +158,7 @@ def test_what_can_not_be_read_is_told_without_the_words_of_a_grammar(key: str, t
 def test_commands_end_with_lines_that_a_terminal_can_show(
     words: list[str], here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_root, "is_reachable", lambda host: False)
+    monkeypatch.setattr(dataset_files, "is_reachable", lambda host: False)
     done = here(*words)
     assert done.returncode in (0, 1, 2), done
     assert "Traceback" not in done.stderr

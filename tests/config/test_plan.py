@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from experiments import figures
-from experiments.config import compose, data_root, plan
+from experiments.config import compose, dataset_files, plan
 from experiments.config.config import Config
 from experiments.config.plan import PlannedRun, plan_runs, requested_profile
 from experiments.figures.runs import additional_configs, required_configs
@@ -70,7 +70,7 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
         assert {*said} == {"downloading"}
         return config.with_setting("task.lr", 0.5), None
 
-    monkeypatch.setattr(data_root, "ensure_dataset", find)
+    monkeypatch.setattr(dataset_files, "ensure_dataset", find)
     runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
     alike = additional_configs(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run

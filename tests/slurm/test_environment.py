@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import data_root
+from experiments.config import dataset_files
 from experiments.config.folders import ResultFolders
 from slurm import environment, images
 from tests.conftest import ROOT
@@ -61,7 +61,7 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
     ("variable", "ask"),
     [
         ("SPARSIFY_RESULTS", ResultFolders),
-        ("DATA_ROOT", lambda: data_root.resolve_data_root(None)),
+        ("DATA_ROOT", lambda: dataset_files.resolve_data_root(None)),
         ("SPARSIFY_IMAGES", images.image_folder),
         ("SPARSIFY_CONF", environment.conf_folders),
     ],

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from experiments.training import stop as stop_rules
-from experiments.training.stop import GO_ON, SAVE, STOP, StopAgreement, StopSignal
+from experiments.training import stop_signal as stop_rules
+from experiments.training.stop_signal import GO_ON, SAVE, STOP, StopAgreement, StopSignal
 from slurm.worker_process import STOP_SIGNALS
 from sparsify.comm import Comm, virtual
 from tests.conftest import ROOT
@@ -92,7 +92,7 @@ def test_rank_0s_clock_says_when_to_save_and_once() -> None:
 def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
     code = (
         "import os, signal, sys\n"
-        "from experiments.training.stop import StopSignal\n"
+        "from experiments.training.stop_signal import StopSignal\n"
         "stop = StopSignal().listen()\n"
         "if not (child := os.fork()):\n"
         "    os.kill(os.getpid(), int(sys.argv[1]))\n"
@@ -111,7 +111,7 @@ def test_a_signal_that_was_held_back_is_not_lost() -> None:
     """Whoever starts a worker may block the signal until the worker can take it."""
     code = (
         "import os, signal, sys\n"
-        "from experiments.training.stop import StopSignal\n"
+        "from experiments.training.stop_signal import StopSignal\n"
         "os.kill(os.getpid(), signal.SIGUSR2)\n"
         "sys.exit(3 if StopSignal().listen().is_set else 4)\n"
     )

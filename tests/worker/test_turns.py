@@ -10,7 +10,7 @@ from analysis.records.attempts import load_attempt
 from analysis.records.steps import warm_steps
 from analysis.records.store import Attempt, Store
 from analysis.stats import step_time_ratio
-from experiments.training.stop import Preempted
+from experiments.training.stop_signal import Preempted
 from tests.conftest import there
 from tests.worker.runs import StopAt, carry_out, orders, recorded, start_workers
 

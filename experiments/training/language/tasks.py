@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
-from experiments.training.language.optimisers import OptimizerRecipe
+from experiments.training.language.optimizers import OptimizerRecipe
 from experiments.training.task import IGNORED_LABEL, Task
 
 GUESSED_SHARE = 0.15  # of the words are guessed; of these

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import compose, data_root
+from experiments.config import compose, dataset_files
 from experiments.config.config import Config, EntryConfig
-from experiments.config.data_root import DatasetFiles
+from experiments.config.dataset_files import DatasetFiles
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 
@@ -18,7 +18,7 @@ FOLDER = "cifar-10-batches-py"
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_root, "is_reachable", lambda host: False)
+    monkeypatch.setattr(dataset_files, "is_reachable", lambda host: False)
 
 
 def config(*words: str) -> Config:
@@ -30,17 +30,17 @@ def test_files_that_are_there_are_found_and_a_data_set_without_files_needs_no_fo
 ) -> None:
     (tmp_path / FOLDER).mkdir()
     given = config(f"data.root={tmp_path}")
-    assert data_root.ensure_dataset(given, pytest.fail) == (given, tmp_path)
+    assert dataset_files.ensure_dataset(given, pytest.fail) == (given, tmp_path)
     monkeypatch.setenv("DATA_ROOT", str(tmp_path))
     digits = compose.resolve(["task=cnn_digits"])
     for found, root in ((config(), tmp_path), (digits, None)):
-        assert data_root.ensure_dataset(found, pytest.fail) == (found, root)
+        assert dataset_files.ensure_dataset(found, pytest.fail) == (found, root)
 
 
 def test_the_digits_stand_in_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_ROOT", str(tmp_path))
     said = list[str]()
-    found = data_root.ensure_dataset(config("task.lr=0.3"), said.append)
+    found = dataset_files.ensure_dataset(config("task.lr=0.3"), said.append)
     assert found == (compose.resolve(["task=cnn_digits", "task.lr=0.3"]), None)
     assert said == [
         "CIFAR-10 was not found (see DATA_ROOT): using scikit-learn's digits instead, task cnn_digits"
@@ -50,12 +50,12 @@ def test_the_digits_stand_in_where_that_is_allowed(tmp_path: Path, monkeypatch: 
     )  # none is on digits
     for given in (config("data.fallback=refuse"), resnet):
         with pytest.raises(ValueError, match=r"CIFAR-10 is not in .* and could not be downloaded"):
-            data_root.ensure_dataset(given, print)
+            dataset_files.ensure_dataset(given, print)
 
 
 def test_a_folder_that_was_named_must_hold_the_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"data.root={tmp_path} has no {FOLDER}; point it at the folder"):
-        data_root.ensure_dataset(config(f"data.root={tmp_path}"), print)
+        dataset_files.ensure_dataset(config(f"data.root={tmp_path}"), print)
 
 
 DOWNLOADABLE = """
@@ -74,19 +74,19 @@ def test_a_data_set_downloads_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     package.mkdir(parents=True)
     (package / "nothing.py").write_text(DOWNLOADABLE)
     (package / "nowhere.py").write_text(DOWNLOADABLE.replace('"nothing").mkdir', '"nothing"/"x").mkdir'))
-    monkeypatch.setattr(data_root, "ROOT", tmp_path)
-    monkeypatch.setattr(data_root, "DATASETS", package)
-    monkeypatch.setattr(data_root, "is_reachable", lambda host: True)
+    monkeypatch.setattr(dataset_files, "ROOT", tmp_path)
+    monkeypatch.setattr(dataset_files, "DATASETS", package)
+    monkeypatch.setattr(dataset_files, "is_reachable", lambda host: True)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # its process finds the package here
-    data_root.required_files.cache_clear()
-    files, said, root = data_root.required_files("nothing"), list[str](), tmp_path / "data"
+    dataset_files.required_files.cache_clear()
+    files, said, root = dataset_files.required_files("nothing"), list[str](), tmp_path / "data"
     assert files == DatasetFiles("Nothing", "nothing", "localhost", "0 MiB")
-    assert not data_root.try_download("nowhere", files, root, said.append)
+    assert not dataset_files.try_download("nowhere", files, root, said.append)
     assert list(root.iterdir()) == []
-    assert data_root.try_download("nothing", files, root, said.append)
+    assert dataset_files.try_download("nothing", files, root, said.append)
     assert [path.name for path in root.rglob("*")] == ["nothing", "file"]
     assert said == [f"downloading Nothing (0 MiB) to {root}"] * 2
-    assert not data_root.try_download("nothing", DatasetFiles("Nothing", "nothing"), root, said.append)
+    assert not dataset_files.try_download("nothing", DatasetFiles("Nothing", "nothing"), root, said.append)
 
 
 def test_every_task_whose_data_set_has_files_is_named_after_it() -> None:
@@ -94,11 +94,11 @@ def test_every_task_whose_data_set_has_files_is_named_after_it() -> None:
     for name in TASKS.names():
         dataset = TASKS.build(name, {}).dataset
         assert dataset in datasets.REGISTRY.names()
-        assert data_root.required_files(data_root.dataset_of_task(name)) == data_root.required_files(
+        assert dataset_files.required_files(dataset_files.dataset_of_task(name)) == dataset_files.required_files(
             dataset
         ), name
 
 
 def test_a_task_is_named_after_a_data_set_that_there_is() -> None:
     with pytest.raises(ValueError, match=r"no data set 'svhn'.*task 'cnn_svhn' is named"):
-        data_root.dataset_of_task("cnn_svhn")
+        dataset_files.dataset_of_task("cnn_svhn")

@@ -1,6 +1,6 @@
 """A worker that only meets the others and sums a number with them, for `doctor`.
 
-    python -m experiments.worker.meet ORDERS_FILE START_FOLDER
+    python -m experiments.worker.group_check ORDERS_FILE START_FOLDER
 
 It starts and fails as the workers of runs do (`experiments.worker`), and leaves met<rank>.json.
 """
