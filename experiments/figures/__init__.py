@@ -1,4 +1,4 @@
-"""One file per figure or table, named <paper>_<item>.py: its runs, its drawing, its claims.
+"""Files of figures and tables, named <paper>_<item>.py, each with its runs, its drawing, its claims.
 
 The file is the item <paper>/<item>, for short <item>. Files of one's own lie beside the others: of
 thesis_density.py the item is thesis/density, for short density. `load` makes a `Figure` of it.

@@ -1,4 +1,4 @@
-"""What is looked at in gradients during short trainings of several models, every few steps."""
+"""Observations of gradients during short trainings of several models, every few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What items share that are drawn from published tables and logs: without runs, and without errors."""
+"""Helpers of items that are drawn from published tables and logs: without runs, and without errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of items have in common: settings that several need, grids of them, and methods in turns."""
+"""Runs of items: settings that several items need, grids of them, and methods in turns."""
 
 from __future__ import annotations
 

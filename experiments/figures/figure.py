@@ -179,27 +179,26 @@ class Figure:
         Raises:
             BrokenFile: with the file and the line.
         """
+        if hasattr(self.module, "claims"):
+            problem = self._find_claim_problem(_call_part(self.module, "claims"))
+            if problem:
+                raise BrokenFile(f"{_locate(self.module, 'claims')}: {problem}")
+
+    def _find_claim_problem(self, claims: Sequence[Any]) -> str:
+        """Return why some of these can't be the figure's claims; empty where all can."""
         from analysis.claims import Claim
 
-        module = self.module
-        if not hasattr(module, "claims"):
-            return
-        claims = _call_part(module, "claims")
-        if strangers := [claim for claim in claims if not isinstance(claim, Claim)]:
-            raise BrokenFile(
-                f"{_locate(module, 'claims')}: claims() lists {strangers[0]!r}, which is no Claim"
-            )
+        strangers = [claim for claim in claims if not isinstance(claim, Claim)]
+        if strangers:
+            return f"claims() lists {strangers[0]!r}, which is no Claim"
         ids = Counter(claim.id for claim in self.claims())
-        if twice := [name for name, count in ids.items() if count > 1]:
-            raise BrokenFile(f"{_locate(module, 'claims')}: two claims have the id {twice[0]}")
-        statements = papers.statements()
-        if unsaid := [name for claim in claims for name in claim.answers if name not in statements]:
-            raise BrokenFile(
-                f"{_locate(module, 'claims')}: a claim answers {unsaid[0]!r}, but no paper states that; see "
-                f"{papers.FOLDER}"
-            )
-        if why := _find_ambiguity(module, claims):
-            raise BrokenFile(f"{_locate(module, 'claims')}: {why}")
+        repeated = [name for name, count in ids.items() if count > 1]
+        if repeated:
+            return f"two claims have the id {repeated[0]}"
+        unsaid = [name for claim in claims for name in claim.answers if name not in papers.statements()]
+        if unsaid:
+            return f"a claim answers {unsaid[0]!r}, but no paper states that; see {papers.FOLDER}"
+        return _find_ambiguity(self.module, claims)
 
     def judge(self, frames: Frames) -> list[Verdict]:
         """Return a verdict on every claim.

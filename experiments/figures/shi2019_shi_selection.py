@@ -1,4 +1,4 @@
-"""What selecting costs by number of elements: exact searches, and approximate ones by the distribution.
+"""Cost of selecting by number of elements: exact searches, and approximate ones by the distribution.
 
 Shi et al. 2019, "Understanding Top-k Sparsification in Distributed Deep Learning", arXiv:1911.08772, propose
 an approximate selection that is cheap on GPUs. `make bench BENCH=select` times the same operators alone, with

@@ -1,4 +1,4 @@
-"""What distance does to the exchanges of this library: 0 to 100 ms one way, 2, 4 and 8 workers.
+"""Effect of distance on the exchanges of this library: 0 to 100 ms one way, 2, 4 and 8 workers.
 
 Not a figure of a paper. A step of a vector, of which nearly all is the exchange, with collectives as gloo has
 them and as the probe found them quicker. Predictions are those of link-model: fitted to a few sizes that the

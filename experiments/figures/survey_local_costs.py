@@ -1,4 +1,4 @@
-"""What local steps and coded messages save, by the papers' own formulas: nothing is run.
+"""Savings of local steps and coded messages, by the papers' own formulas: nothing is run.
 
 A message is what one worker hands over, as the papers' ratios count it. Collectives send more: an allreduce
 about two such messages, gathering one to each other worker. Scales of tensors, a few bytes each, are left
@@ -96,7 +96,7 @@ PUBLISHED, OURS = style.MethodStyle("", "#000000", "*", ""), style.MethodStyle("
 
 
 class ByteRatio(NamedTuple):
-    """How many times fewer bytes, as published and by arithmetic; at which H and of what it is drawn."""
+    """Ratio of bytes saved, as published and by arithmetic, with its H and the bytes that it refers to."""
 
     label: str
     published: float

@@ -1,4 +1,4 @@
-"""What in SparseLoCo does the work: its parts switched one at a time, in a small language model.
+"""Parts of SparseLoCo, switched one at a time in a small language model, to see which does the work.
 
 Not a figure of a paper; the claims are those of SparseLoCo and Streaming DiLoCo, at a scale far below theirs.
 """
@@ -56,7 +56,7 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 class Difference(NamedTuple):
-    """How far a training ends above the first of its line."""
+    """Distance by which a training ends above the first of its line."""
 
     name: str
     first: str

@@ -1,4 +1,4 @@
-"""What the measuring protocol of Yoon and Oh 2022 does to numbers, each artefact by itself.
+"""Effects of the measuring protocol of Yoon and Oh 2022 on numbers, each artefact by itself.
 
 Measured here and re-derived from the authors' logs. Nothing is claimed: the paper says nothing of its
 protocol.
