@@ -1,4 +1,4 @@
-"""What do the numbers say? From records to frames, statistics, verdicts and figures; without torch."""
+"""Analysis, from records to frames, statistics, verdicts and figures; without torch."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def no_chance_level(task: str) -> float | None:
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper, and how to compute the same quantity from our records."""
+    """Statement of a paper, and how to compute the same quantity from our records."""
 
     text: str
     paper: float | str | None  # the published number; else in words where the statement is, or nothing
@@ -110,7 +110,7 @@ class Claim:
 
     @property
     def is_published(self) -> bool:
-        """Whether it has a published number."""
+        """True if the claim has a published number."""
         return isinstance(self.paper, int | float) and not self.stated
 
     def band(self) -> Band:

@@ -91,12 +91,12 @@ class Evidence(NamedTuple):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether nodes of one machine were joined by token buckets."""
+        """True if nodes of one machine were joined by token buckets."""
         return bool(self._column("cluster.where").eq(EMULATED).any())
 
     @property
     def is_link_off(self) -> bool:
-        """Whether a link was found that can't be called by what was asked for."""
+        """True if a link was found that can't be called by what was asked for."""
         asked, found = self.link_asked, self.link_found
         return asked is not None and found is not None and abs(found / asked - 1) > LINK_TOLERANCE
 

@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
 
     @property
     def is_decisive(self) -> bool:
-        """Whether it has an interval, over so many samples that a verdict may rest on it."""
+        """True if there is an interval over so many samples that a verdict may rest on it."""
         has_interval = self.low is not None and self.high is not None
         return has_interval and self.n >= ENOUGH_SAMPLES.get(self.sample_kind, np.inf)
 

@@ -1,3 +1,4 @@
-"""What does the paper do? Configs in, records and figures out: the trunk that joins sparsify, slurm and
-analysis.
+"""Experiments, from configs to records and figures.
+
+The trunk that joins sparsify, slurm and analysis.
 """

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class NodeGpu(NamedTuple):
-    """One GPU of a node.
+    """GPU of a node.
 
     Its bus id identifies it: indices change with CUDA_VISIBLE_DEVICES, under SLURM and in containers.
     """

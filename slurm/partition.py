@@ -11,7 +11,7 @@ UNUSABLE_STATE = re.compile(r"down|drain|fail|maint|unk|planned_down|power|\*", 
 
 
 class PartitionNode(NamedTuple):
-    """One node of a partition, from sinfo."""
+    """Node of a partition, from sinfo."""
 
     name: str
     state: str

@@ -36,7 +36,7 @@ STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class WorkerStart(NamedTuple):
-    """One worker to start."""
+    """Start of a worker: orders, place and file descriptors."""
 
     orders: str  # the run's file of them
     folder: Path  # of this start, shared by all its workers

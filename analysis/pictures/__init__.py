@@ -1,1 +1,1 @@
-"""What pictures and pages share: how things look, how numbers and captions are written, one time axis."""
+"""Looks of pictures and pages: how things look, how numbers and captions are written, one time axis."""

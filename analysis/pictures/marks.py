@@ -1,4 +1,4 @@
-"""What pictures are drawn with, mark by mark: curves with bands, stacked bars, bars with intervals, lanes."""
+"""Marks that pictures are drawn with: curves with bands, stacked bars, bars with intervals, lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers are written, alike in pictures, tables, sentences and on the terminal."""
+"""Numbers as text, alike in pictures, tables, sentences and on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How figures look: sizes, one colour per method and per phase in every figure, and reproducible files.
+"""Style of figures: sizes, one colour per method and per phase in every figure, and reproducible files.
 
 Functions return matplotlib settings as plain dicts, to be merged with `|`; nothing here changes global state.
 """

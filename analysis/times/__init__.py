@@ -1,1 +1,1 @@
-"""What step times say: what they are due to, when a level is reached, what a round takes, a timeline."""
+"""Step times: what they are due to, when a level is reached, what a round takes, a timeline."""

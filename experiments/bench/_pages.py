@@ -46,19 +46,19 @@ class Spread(Struct, frozen=True):
 
 
 class Invocation(Struct, frozen=True):
-    """One call of a benchmark."""
+    """Call of a benchmark."""
 
     at: datetime
 
 
 class SelectInvocation(Invocation, frozen=True):
-    """One call of the benchmark of selections."""
+    """Call of the benchmark of selections."""
 
     flush_bytes: WholeNumber
 
 
 class StepInvocation(Invocation, frozen=True):
-    """One call of the benchmark of whole steps."""
+    """Call of the benchmark of whole steps."""
 
     launches: WholeNumber
 
@@ -276,7 +276,7 @@ class Page:
         return kind == "invocation" or (kind == "row" and record["row"] in self.row_names)
 
     def render(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
-        """Return the page: the picture, how it was measured, a table for each case, what the rows are."""
+        """Return the page: the picture, the conditions, a table for each case, descriptions of the rows."""
         described = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
         ordered = sorted(described, key=lambda row: self.row_names.index(row["row"]))
         ordered.sort(key=self.case_order)

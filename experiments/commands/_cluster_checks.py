@@ -42,7 +42,7 @@ V = TypeVar("V")
 
 
 class Finding(NamedTuple):
-    """One line of the output, and the fields of the cluster's file that follow from it."""
+    """Line of the output, and the fields of the cluster's file that follow from it."""
 
     verdict: Verdict
     subject: str

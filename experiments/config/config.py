@@ -1,4 +1,4 @@
-"""One run, resolved: each setting with its type, its default and its meaning, in one place.
+"""Config of a run: each setting with its type, its default and its meaning, in one place.
 
 What the command line takes, what help and completion show, and what is recorded come from it. A new setting
 is a field, with the date of its addition as `since`, and the code that uses it. Settings of machines are in
@@ -119,7 +119,7 @@ class LaunchSettings(Settings):
 
 @dataclass(frozen=True)
 class VariantConfig(Settings):
-    """One of those that take turns in a run."""
+    """Config of a variant that takes turns with others in a run."""
 
     name: str
     config: Config  # as of a run of its own
@@ -167,7 +167,7 @@ RECORDED_IF_DIFFERENT = KEYS_OF_VARIANTS[
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """One run, resolved by `compose.resolve`, or read from what is recorded by `Config.from_record`."""
+    """Run, resolved by `compose.resolve`, or read from what is recorded by `Config.from_record`."""
 
     cluster: AnyCluster
     container: AnyContainer

@@ -85,7 +85,7 @@ def dataset_names(folder: Path) -> list[str]:
 
 @cache
 def _read_preset_table(name: str) -> dict[str, Any]:
-    """One of the tables of data sets without a file of their own."""
+    """Return a table of `_presets`, which lists data sets without a file of their own."""
     table: dict[str, Any] = read_constant(
         ROOT / "experiments" / "training" / "datasets" / "_presets.py", name
     )

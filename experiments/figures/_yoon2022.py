@@ -1,4 +1,4 @@
-"""Runs that the items of Yoon and Oh 2022 share, finding those of a method, and measured quantities.
+"""Runs of each method, and measured quantities, that the items of Yoon and Oh 2022 share.
 
 Daegun Yoon and Sangyoon Oh, "Empirical Analysis on Top-k Gradient Sparsification for Distributed Deep
 Learning in a Supercomputing Environment", 2022. What they publish is in papers/yoon2022.yaml.

@@ -115,7 +115,7 @@ def byte_ratios() -> list[ByteRatio]:
     demo = value("peng2024.less")
     parallel = value("iacob2025.less")["parallel"]
     local_adam = value("iacob2025.less")["local_adam"]
-    told = value("peng2024.megabytes")
+    megabytes = value("peng2024.megabytes")
     return [
         ByteRatio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
         ByteRatio(
@@ -127,7 +127,7 @@ def byte_ratios() -> list[ByteRatio]:
         ByteRatio("the same, packed / bf16", covenant, sparseloco_ratio(PACKED, BF16), BF16, inner, inner),
         ByteRatio("DeMo, k 16 / fp32", demo, demo_ratio(16, FP32), FP32, 1),
         ByteRatio("DeMo, k 32 / fp32", demo, demo_ratio(DEMO["chosen"], FP32), FP32, 1),
-        ByteRatio("DeMo, k 1 / bf16", told["dense"] / told["least"], demo_ratio(1, BF16), BF16, 1),
+        ByteRatio("DeMo, k 1 / bf16", megabytes["dense"] / megabytes["least"], demo_ratio(1, BF16), BF16, 1),
         ByteRatio("DES-LOC, K 256", parallel, desloc_ratio(), FP32, DESLOC_EVERY),
         ByteRatio("DES-LOC / Local Adam", local_adam, desloc_over_local_adam(), 3 * FP32, 1),
         ByteRatio("MuLoCo, 2 bits / bf16", value("therien2025.less"), muloco_ratio(), BF16, inner, inner),

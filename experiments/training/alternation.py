@@ -49,7 +49,7 @@ class AlternationResult(NamedTuple):
 
 @dataclass
 class VariantLog:
-    """One variant's lines in the log that all variants share."""
+    """Lines of a variant in the log that all variants share."""
 
     log: MeasurementLog
     variant: str

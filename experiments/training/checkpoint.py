@@ -47,7 +47,7 @@ BLOCK_BYTES = 2**20  # bytes that are read at a time
 
 
 class SavedPart(Struct, frozen=True):
-    """One rank's part of a checkpoint."""
+    """Part of a checkpoint that a rank has written."""
 
     log_bytes: WholeNumber
     own: FileFacts

@@ -66,7 +66,7 @@ class LoopSettings(NamedTuple):
 
 
 class Trainer:
-    """One worker's model, trained together with the others', a step at a time.
+    """Trainer of a worker's model, together with the others', a step at a time.
 
     Args:
         checkpointer: knows where to go on from; `run` lets it save now and then.
@@ -150,7 +150,7 @@ class Trainer:
         return self.finish()
 
     def step(self) -> None:
-        """One step of all workers."""
+        """Take a step, together with all workers."""
         step = self.done
         epoch = self.done // self.steps_per_epoch
         timer = self.timer

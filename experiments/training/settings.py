@@ -43,7 +43,10 @@ class Settings(Mapping[str, Any]):
 
     @classmethod
     def from_dict(cls: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-        """One with these values, nested, and the defaults of all others; names that it lacks are ignored."""
+        """Return settings with these values, nested, and the defaults of all others.
+
+        Names that the class lacks are ignored.
+        """
         kind = cls.subclass_for(values)
         arguments = {}
         for name, allowed in field_types(kind).items():

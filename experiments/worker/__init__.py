@@ -1,1 +1,1 @@
-"""One process of a run: it meets the others, looks at its machine, trains, and leaves a record."""
+"""Process of a run: it meets the others, looks at its machine, trains, and leaves a record."""

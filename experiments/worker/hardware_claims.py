@@ -17,7 +17,7 @@ LABEL_ADVICE = "or launch.on_mismatch=label to go on and have it recorded as a l
 
 
 class WorkerHardware(NamedTuple):
-    """One worker's view: its GPU, and what lies between that and the others that its process may see."""
+    """View of a worker: its GPU, and what lies between that and the others that its process may see."""
 
     host: str
     gpu: str

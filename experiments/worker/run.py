@@ -71,7 +71,7 @@ class RunOutcome(NamedTuple):
 
 
 class StartedRun(NamedTuple):
-    """One start of a run in this process."""
+    """Start of a run in this process."""
 
     run: RunComponents
     attempt: Attempt

@@ -72,8 +72,10 @@ def test_sparcml_reaches_both_ends_of_its_published_words(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_oktopk_reaches_the_published_upper_end_and_not_more(size: int) -> None:
-    """Everybody's large values lie in region 0, at places of their own, and as many small ones in each of the
-    other regions: worker 0 sends pairs to all owners, then most of what it owns, then its share.
+    """Everybody's large values lie in region 0, at places of their own.
+
+    As many small ones lie in each of the other regions: worker 0 sends pairs to all owners, then most of what
+    it owns, then its share.
     """
     made = torch.zeros(size, size, N // size)
     for rank in range(size):
@@ -193,8 +195,9 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_latency_terms_are_counted_as_the_backend_pays_them() -> None:
-    """Of an allreduce, an allgather, a broadcast and a permutation, on 8 workers; and what these should take,
-    where links are known.
+    """Count an allreduce, an allgather, a broadcast and a permutation, on 8 workers.
+
+    Also check what these should take, where links are known.
     """
 
     def body(comm: virtual.VirtualComm) -> tuple[int, float]:

@@ -31,8 +31,9 @@ def rank_mb(*words: str) -> float:
 
 
 def test_a_rank_of_local_steps_holds_parameters_optimiser_and_anchor_besides() -> None:
-    """4 MB a tensor: gradient, parameters, anchor, Nesterov's momentum, and one message, for so much travels
-    together; task vector's SGD has none.
+    """Tensors have 4 MB each: gradient, parameters, anchor, Nesterov's momentum, and one message.
+
+    There is one message, for so much travels together; task vector's SGD has no momentum.
     """
     assert rank_mb("method=diloco") == pytest.approx(5 * 4e6 / MB, rel=0.01)
     assert rank_mb("method=localsgd") == pytest.approx(4 * 4e6 / MB, rel=0.01)

@@ -1,4 +1,4 @@
-"""One run in one process."""
+"""A run in a single process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsify.comm import virtual
 
 
 def test_who_searched_on_any_rank_is_told() -> None:
-    """One node without a compiler makes the others wait."""
+    """Because a node without a compiler makes the others wait."""
 
     def told(*names: str) -> list[list[str]]:
         return virtual.run(3, lambda comm: gather_distinct_names(names[comm.rank], comm, torch.device("cpu")))

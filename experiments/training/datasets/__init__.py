@@ -1,7 +1,7 @@
-"""One file per data set: a function of the file's name that reads it; small ones are rows of `_presets`.
+"""Data sets: each file has a function of its name that reads one; small ones are rows of `_presets`.
 
-A data set read from files describes them in a literal `FILES` (see experiments/config/dataset_files.py), and has
-a function `download` where they can be downloaded. The names of its tasks then end in _<data set>.
+A data set read from files describes them in a literal `FILES` (see experiments/config/dataset_files.py), and
+has a function `download` where they can be downloaded. The names of its tasks then end in _<data set>.
 """
 
 from __future__ import annotations

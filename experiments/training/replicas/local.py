@@ -22,7 +22,7 @@ from sparsify.wrappers.saved_states import check_all_can_load
 
 
 class LocalReplica:
-    """One worker's model under a strategy of local steps, as the loop has an `Aggregator` under a method.
+    """Model of a worker under a strategy of local steps, as the loop has an `Aggregator` under a method.
 
     Virtual ranks have parameters and inner optimisers of their own: P times the memory of one.
 

@@ -117,6 +117,6 @@ def test_values_without_effect_are_refused() -> None:
     ],
 )
 def test_a_refusal_says_what_there_may_be(name: str, values: dict[str, Any], sentence: str) -> None:
-    """Of types only `build` asks."""
+    """Only `build` asks for types."""
     with pytest.raises(ValueError, match=sentence):
         sparsify.build(name, **values)
