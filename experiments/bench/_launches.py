@@ -32,7 +32,7 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]  # variant -> clock -> ms 
 
 
 class Variant(NamedTuple):
-    """A call that is timed in each turn, and the preparation before it, which is not."""
+    """A call that is timed in each turn, and an untimed preparation before the call."""
 
     call: Call
     prepare: Call = lambda: None

@@ -48,12 +48,14 @@ class OperatorCounter(TorchDispatchMode):
         self.patches = ExitStack()
 
     def __enter__(self) -> OperatorCounter:
-        for owner, name, nbytes in (
-            (native, "norms", _norms_nbytes), (NativeGroupKernel, "topk", _topk_nbytes),
-            (NativeGroupKernel, "add", _add_nbytes), (NativeGroupKernel, "clear_at", _add_nbytes),
-        ):  # fmt: skip
-            counted = self._count_calls(name, getattr(owner, name), nbytes)
-            self.patches.enter_context(mock.patch.object(owner, name, counted))
+        for name, owner, attribute, nbytes in (
+            ("native.norms", native, "norms_of_stretches", _norms_nbytes),
+            ("native.topk", NativeGroupKernel, "topk", _topk_nbytes),
+            ("native.add", NativeGroupKernel, "add", _add_nbytes),
+            ("native.clear_at", NativeGroupKernel, "clear_at", _add_nbytes),
+        ):
+            counted = self._count_calls(name, getattr(owner, attribute), nbytes)
+            self.patches.enter_context(mock.patch.object(owner, attribute, counted))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -67,7 +69,7 @@ class OperatorCounter(TorchDispatchMode):
         """Return a function of the library's C++ that counts its calls and their bytes."""
 
         def counted(*args: Any, **options: Any) -> Any:
-            self.counts[f"native.{name}"] += 1
+            self.counts[name] += 1
             self.nbytes += nbytes(*args, **options)
             return function(*args, **options)
 
@@ -84,7 +86,7 @@ class OperatorCounter(TorchDispatchMode):
 
     @property
     def collectives(self) -> int:
-        """The number of collectives, without those that send a model's buffers."""
+        """The number of collectives, without the broadcasts of a model's buffers."""
         return self._count(COLLECTIVES) - self._count(BUFFER_BROADCASTS)
 
     @property
@@ -122,7 +124,7 @@ def _add_nbytes(
     alpha: float = 1,
     clears: bool = False,
 ) -> int:
-    """Return the bytes of the elements of the parts, and of all memory where it is cleared."""
+    """Return the bytes of the parts' elements, and of the whole memory if it is cleared."""
     parts = [parts] if isinstance(parts, SparseVector) else parts
     nbytes = sum(part.indices.nbytes + 3 * part.values.nbytes for part in parts)
     return nbytes + (sum(memory.nbytes for memory in into) if clears else 0)

@@ -1,4 +1,4 @@
-"""The runner of all benchmarks: it measures cases in turn, records them, and goes on where it was stopped.
+"""The runner of all benchmarks: it measures cases in turn, records them, and resumes what was interrupted.
 
 A record is a line of JSON for each measured row: when, on which machine, with which code, of which case, and
 its numbers. A line before the rows of an invocation says how and where they were measured. The module needs

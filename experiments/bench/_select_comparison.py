@@ -45,7 +45,7 @@ class RowTimes:
 
 
 class StepOutcome(NamedTuple):
-    """What a step has selected."""
+    """The outcome of a step: how many elements it selected, and whether their magnitudes are wrong."""
 
     is_wrong: bool  # other magnitudes than it should
     num_selected: int | None  # None of a row that selects nothing
@@ -128,7 +128,7 @@ class SelectionComparison:
         return StepOutcome(is_wrong, selection.indices.numel())
 
     def run(self, repeats: int, seconds: float) -> dict[str, str]:
-        """Fill in the times, and return a sentence for each row that selects others than it should.
+        """Fill in the times, and return a sentence for each row that selects wrong magnitudes.
 
         Args:
             seconds: after which a row stops repeating.

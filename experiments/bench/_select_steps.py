@@ -108,7 +108,7 @@ class StepSetup:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """The plain operators' workspace, which all their steps share: it holds nothing between steps."""
+        """The workspace of plain operators. Their steps can share it, as it holds nothing between steps."""
         return Workspace.with_kernel(self.like, CONTEXT)
 
     def make_fused_kernel(self, **options: int) -> SelectionKernel:

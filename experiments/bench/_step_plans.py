@@ -67,7 +67,7 @@ def plan_counts(comm: Comm, options: Any) -> LaunchPlan:
 
 
 class SwitchableContext:
-    """A maker of contexts, which do nothing until it is given one."""
+    """A callable that returns the context `inner`, or a context that does nothing while `inner` is None."""
 
     inner: AbstractContextManager[object] | None = None
 

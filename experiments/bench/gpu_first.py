@@ -101,7 +101,9 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         for name in self.programs:
             if not shutil.which(name):
                 return f"{name} is not installed, or not on PATH"
-        if self.needs_cifar10 and not dataset_files.has_files(dataset_files.resolve_data_root(None), "cifar10"):
+        if self.needs_cifar10 and not dataset_files.has_files(
+            dataset_files.resolve_data_root(None), "cifar10"
+        ):
             return "CIFAR-10 was not found: set DATA_ROOT to the folder that holds it"
         return ""
 

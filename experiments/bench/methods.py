@@ -88,7 +88,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
-            (sample,) = timer.finish_window(lambda own_samples: [own_samples])
+            (sample,) = timer.finish_window_and_split_waits(lambda own_samples: [own_samples])
             steps.append((sum_parts(sample.spans), report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return steps[SETTLING_STEPS:]
