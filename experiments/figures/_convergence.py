@@ -114,7 +114,9 @@ def table_of_ends(frames: Frames, lines: Mapping[str, Seeds], columns: Mapping[s
             f"{WORDS[column]}, paper": papers.value(ENDS[column]).get(line.method) for column in columns
         }
         rows.append({"method": line.look.label, **ours, **theirs, "seeds": len(line.keys)})
-    units = {f"{WORDS[column]}{of}": unit for column, unit in columns.items() for of in ("", ", paper")}
+    units = {
+        f"{WORDS[column]}{suffix}": unit for column, unit in columns.items() for suffix in ("", ", paper")
+    }
     return Table.from_rows("At the end of the training", rows, units)
 
 

@@ -58,32 +58,32 @@ class BreakEvenBandwidths(NamedTuple):
     """Bandwidths in Gbit/s at which a ratio is 1, by launch; `BELOW` or `ABOVE` outside the links."""
 
     gbit_s: pd.Series[float]
-    found: pd.DataFrame  # bandwidths of the links: (launches, links)
+    link_gbit_s: pd.DataFrame  # bandwidths of the links: (launches, links)
 
     @classmethod
-    def between_links(cls, found: pd.DataFrame, ratios: pd.DataFrame) -> BreakEvenBandwidths:
+    def between_links(cls, link_gbit_s: pd.DataFrame, ratios: pd.DataFrame) -> BreakEvenBandwidths:
         """Find the bandwidth of each launch.
 
         Args:
-            found: bandwidths of the links, in Gbit/s: (launches, links).
+            link_gbit_s: bandwidths of the links, in Gbit/s: (launches, links).
             ratios: the ratio over each link, likewise; NaN where a launch did not go over it.
         """
         gbit_s = {}
         for launch in ratios.index:
             known = ratios.loc[launch].dropna()
-            gbit_s[launch] = break_even_gbit_s(found.loc[launch][known.index], known)
-        return cls(pd.Series(gbit_s, dtype=float), found)
+            gbit_s[launch] = break_even_gbit_s(link_gbit_s.loc[launch][known.index], known)
+        return cls(pd.Series(gbit_s, dtype=float), link_gbit_s)
 
     @property
     def ends(self) -> tuple[float, float]:
         """Slowest and fastest link, the medians over launches."""
-        medians = self.found.median()
+        medians = self.link_gbit_s.median()
         return float(medians.min()), float(medians.max())
 
     @property
     def within_links(self) -> pd.Series[float]:
         """Bandwidths by launch, in place of one outside the nearest link of the launch."""
-        return self.gbit_s.clip(self.found.min(axis=1), self.found.max(axis=1))
+        return self.gbit_s.clip(self.link_gbit_s.min(axis=1), self.link_gbit_s.max(axis=1))
 
     def mean(self) -> Estimate | None:
         """Return the mean over launches; None where one of them lies outside, or there is none."""
@@ -114,8 +114,8 @@ def break_even_ratio(above: BreakEvenBandwidths, below: BreakEvenBandwidths, nou
     """
     if not len(above.gbit_s) or not len(below.gbit_s):
         return None
-    both = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
-    if any(both.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
+    paired = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
+    if any(paired.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
         places = f"{below.describe_outside()}, {above.describe_outside()}"
         raise MixedRunsError(f"no two {noun} to compare: {places}")
     return mean_launch_ratio(above.within_links, below.within_links)

@@ -43,10 +43,12 @@ def _step_curves(run: Frames) -> list[plots.Curve]:
     """Return the whole model's densities at some steps."""
     table = looks.select_looks(run, "histogram", ALL)
     steps = looks.spread_steps(list(table["step"]))
-    at = {step: table[table["step"] == step] for step in steps}
+    by_step = {step: table[table["step"] == step] for step in steps}
     return [
         plots.Curve(
-            style.MethodStyle(f"step {step + 1}", colour, "", ""), at[step]["x"], _clip_density(at[step])
+            style.MethodStyle(f"step {step + 1}", colour, "", ""),
+            by_step[step]["x"],
+            _clip_density(by_step[step]),
         )
         for colour, step in zip(SHADES, steps, strict=False)
     ]
@@ -54,7 +56,8 @@ def _step_curves(run: Frames) -> list[plots.Curve]:
 
 def _tensor_curves(run: Frames) -> list[plots.Curve]:
     return [
-        plots.Curve(TENSOR, at["x"], _clip_density(at), {"linewidth": 0.5}) for _, at in last_histograms(run)
+        plots.Curve(TENSOR, histogram["x"], _clip_density(histogram), {"linewidth": 0.5})
+        for _, histogram in last_histograms(run)
     ]
 
 
@@ -73,7 +76,7 @@ def last_histograms(run: Frames) -> list[tuple[str, pd.DataFrame]]:
     """Return the last histogram of each tensor, the whole model's apart."""
     histograms = looks.select_looks(run, "histogram")
     last = histograms[histograms["of"].ne(ALL) & histograms["step"].eq(histograms["step"].max())]
-    return [(str(name), at) for name, at in last.groupby("of")]
+    return [(str(name), histogram) for name, histogram in last.groupby("of")]
 
 
 def table(frames: Frames) -> Table:
@@ -98,7 +101,11 @@ def density_rise(run: Frames, tensor: str = ALL) -> float:
     In percent of the peak: 0 of a bell. The mean over steps.
     """
     table = looks.select_looks(run, "histogram", tensor).sort_values(["step", "x"])
-    return float(np.mean([100 * _outward_rise(at["value"].to_numpy()) for _, at in table.groupby("step")]))
+    return float(
+        np.mean(
+            [100 * _outward_rise(histogram["value"].to_numpy()) for _, histogram in table.groupby("step")]
+        )
+    )
 
 
 def worst_tensor_rise(run: Frames) -> float:

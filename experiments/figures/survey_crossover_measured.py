@@ -143,8 +143,8 @@ def break_evens(frames: Frames, task: str, batch: int, method: str) -> BreakEven
     cell = select_cell(frames, task, batch)
     ratios = ratios_to_dense(cell, method)
     table = cell.runs.reindex(columns=["seed", _links.LINK, FOUND_GBIT_S]).astype({FOUND_GBIT_S: float})
-    found = table.pivot_table(index="seed", columns=_links.LINK, values=FOUND_GBIT_S, aggfunc="median")
-    return BreakEvenBandwidths.between_links(found, ratios)
+    link_gbit_s = table.pivot_table(index="seed", columns=_links.LINK, values=FOUND_GBIT_S, aggfunc="median")
+    return BreakEvenBandwidths.between_links(link_gbit_s, ratios)
 
 
 # --- what the alpha-beta model predicts

@@ -250,8 +250,8 @@ def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> Br
     every = None if method == DENSE else TABLE_4_EVERY
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
     table = pd.DataFrame({link.gbit_s: computing_shares(frames, method, every, link) for link in links})
-    found = pd.DataFrame({link.gbit_s: found_gbit_s(frames, link) for link in links})
-    return BreakEvenBandwidths.between_links(found, table / (1 - table) * (100 - percent) / percent)
+    link_gbit_s = pd.DataFrame({link.gbit_s: found_gbit_s(frames, link) for link in links})
+    return BreakEvenBandwidths.between_links(link_gbit_s, table / (1 - table) * (100 - percent) / percent)
 
 
 def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str:

@@ -32,13 +32,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     end_ms = float((spans["start_ms"] + spans["took_ms"]).max())
     xlabel = f"Time since the step began (ms{captions.simulated_suffix(frames)})"
     labels = dict.fromkeys(spans_by_method, "") | {[*spans_by_method][-1]: xlabel}
-    seen = set(spans["phase"])
+    present = set(spans["phase"])
     return plots.compose_figure(
         [_lanes_panel(method, of_method, ranks, end_ms, labels[method])
          for method, of_method in spans_by_method.items()],
         1.1 + len(labels) * (0.45 + LANE_IN * len(ranks)),
         rows=len(labels),
-        keys=marks.phase_legend_handles([phase for phase in phases.NAMES if phase in seen]),
+        keys=marks.phase_legend_handles([phase for phase in phases.NAMES if phase in present]),
         ncols=5,
         sharex=True,
     )  # fmt: skip
@@ -79,10 +79,10 @@ def typical_iteration(frames: Frames, key: str) -> pd.DataFrame:
 
 def facts(frames: Frames) -> dict[str, str]:
     """Return how the methods that are drawn were measured."""
-    shown = select_runs(
+    drawn_runs = select_runs(
         frames, [key for method in _methods(frames) for key in yoon2022.method_keys(frames, method)]
     )
-    return {"setting": captions.describe_setting(shown), "timing": captions.describe_timing(shown)}
+    return {"setting": captions.describe_setting(drawn_runs), "timing": captions.describe_timing(drawn_runs)}
 
 
 def _typical_iterations(frames: Frames) -> dict[str, pd.DataFrame]:

@@ -46,9 +46,11 @@ def _heatmap_panel(model: str, run: Frames) -> plots.Panel:
 def _lag_panel(frames: Frames) -> plots.Panel:
     lines = []
     for size, look in LOOKS.items():
-        kept, drawn = (100 * share_by_lag(frames, what, size) for what in ("kept", "shuffled"))
+        kept, at_random = (100 * share_by_lag(frames, what, size) for what in ("kept", "shuffled"))
         lines.append(plots.Curve(look, kept.index, kept, {"markersize": 2.5}))
-        lines.append(plots.Curve(look, drawn.index, drawn, {"linestyle": ":", "marker": "", "label": None}))
+        lines.append(
+            plots.Curve(look, at_random.index, at_random, {"linestyle": ":", "marker": "", "label": None})
+        )
     return plots.curves_panel(lines, grid=None, xscale="log", xlabel="Steps later", ylim=(0, 100))
 
 
