@@ -217,7 +217,8 @@ class NormLimitedWeight:
         is_at_limit = (norms - limit).abs() <= error * limit
         is_scaled_down = is_at_limit & (now.abs() <= before.abs()) & (now.sign() * before.sign() >= 0)
         is_changed = bits_of(now) != bits_of(before)
-        return torch.any(is_changed & ~is_scaled_down)
+        # Training that has diverged is refused by the exchange, in a sentence of its own.
+        return torch.any(is_changed & ~is_scaled_down & norms.isfinite())
 
 
 class ReplacedParameterGuard:
