@@ -54,19 +54,13 @@ def runs(profile: str) -> list[Run]:
         **shared, "task.elements": scale["measured"], "cluster": "local", "workers": 2,
         "alternate.limit_min": scale["minutes"],
     }  # fmt: skip
-    cases = [
-        *((size, DENSITY) for size in scale["workers"]),
-        *((WORKERS, density) for density in scale["densities"]),
+    cases = [(size, DENSITY) for size in scale["workers"]]
+    cases += [(WORKERS, density) for density in scale["densities"]]
+    listed = [
+        Run({**counted, "workers": size, "timing.warmup_steps": _settling_steps(size)}, _variants(density))
+        for size, density in cases
     ]
-    return [
-        *(
-            Run(
-                {**counted, "workers": size, "timing.warmup_steps": _settling_steps(size)}, _variants(density)
-            )
-            for size, density in cases
-        ),
-        Run(measured, _variants(DENSITY)),
-    ]
+    return [*listed, Run(measured, _variants(DENSITY))]
 
 
 def _settling_steps(size: int) -> int:
@@ -94,10 +88,10 @@ def counted_words(frames: Frames) -> pd.DataFrame:
     return table
 
 
-COLUMNS = ["method", "P", "k", "n", "words", "announced", "least", "most", "messages", "expected"]
+COLUMNS = ["method", "P", "k", "n", "words", "announced", "least", "most", "messages", "expected", "vgg16_ms"]
 
 
-def _count_row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
+def _count_row(frames: Frames, run: Mapping[Any, Any]) -> dict[str, Any]:
     name = str(run["variant"])
     size = int(run["workers"])
     n = int(run["task.elements"])
@@ -105,30 +99,35 @@ def _count_row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
     sent_bytes, messages = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
     least, most, expected = cost.published_cost(SCHEMES[name], n, k, size)
+    words = float(sent_bytes) / WORD_BYTES
     announced = ANNOUNCED.get(name, 0) * (size - 1)
-    words = [float(sent_bytes) / WORD_BYTES, announced, float(least), float(most)]
-    return [name, size, k, n, *words, float(messages), expected]
+    # Words grow with the elements, announcements do not.
+    vgg16_words = (words - announced) * VGG16_PARAMETERS / n + announced
+    link = cost.Link(float(run["cluster.link.alpha_s"]), float(run["cluster.link.beta_s_per_byte"]))
+    exchange = cost.CollectiveCost(round(messages), round(WORD_BYTES * vgg16_words))
+    return {
+        "method": name, "P": size, "k": k, "n": n, "words": words, "announced": announced,
+        "least": float(least), "most": float(most), "messages": float(messages), "expected": expected,
+        "vgg16_ms": 1e3 * link.transfer_seconds(exchange),
+    }  # fmt: skip
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     rows = counted_words(frames)
     if not len(rows):
         raise ValueError(plots.NOTHING_TO_DRAW)
-    link = _simulated_link(frames)
     words = list[plots.Curve | plots.FilledArea]()
-    times = list[plots.Curve]()
+    times = []
     for name in SCHEMES:
-        own = _select_density(rows, name)
-        look = style.method_style(name)
-        sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
-        if np.array_equal(least, most):
-            words.append(plots.Curve(look, sizes, most, FORMULA))
+        cases = _select_density(rows, name)
+        look, sizes = style.method_style(name), cases["P"]
+        if cases["least"].equals(cases["most"]):
+            words.append(plots.Curve(look, sizes, cases["most"], FORMULA))
         else:
-            words.append(plots.FilledArea(look, sizes, least, most))
+            words.append(plots.FilledArea(look, sizes, cases["least"], cases["most"]))
         hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
-        words.append(plots.Curve(look, sizes, own["words"], {"linestyle": ""} | hollow))
-        seconds = [1e3 * _exchange_s(link, row, VGG16_PARAMETERS) for row in own.to_dict("records")]
-        times.append(plots.Curve(look, sizes, seconds, hollow))
+        words.append(plots.Curve(look, sizes, cases["words"], {"linestyle": ""} | hollow))
+        times.append(plots.Curve(look, sizes, cases["vgg16_ms"], hollow))
     axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
     panels = [
         plots.curves_panel(
@@ -145,43 +144,23 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _select_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return a method's rows over P, at the density that all P have."""
-    own = rows[rows["method"] == name]
-    k = own["n"] if name == "dense" else (DENSITY * own["n"]).astype(int)
-    chosen: pd.DataFrame = own[own["k"] == k].drop_duplicates("P")
-    return chosen
-
-
-def _simulated_link(frames: Frames) -> cost.Link:
-    run = frames.runs[frames.runs["cluster.where"] == "virtual"].iloc[0]
-    return cost.Link(float(run["cluster.link.alpha_s"]), float(run["cluster.link.beta_s_per_byte"]))
-
-
-def _exchange_s(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
-    """Return the seconds for so many elements: words grow with them, announcements do not."""
-    words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
-    return link.transfer_seconds(cost.CollectiveCost(round(row["messages"]), round(WORD_BYTES * words)))
+    of_method = rows[rows["method"] == name]
+    k = of_method["n"] if name == "dense" else (DENSITY * of_method["n"]).astype(int)
+    cases: pd.DataFrame = of_method[of_method["k"] == k].drop_duplicates("P")
+    return cases
 
 
 def table(frames: Frames) -> list[Table]:
+    names = {
+        "allreduce": "allreduce", "P": "P", "k": "k", "least": "formula: least", "most": "most",
+        "words": "counted", "announced": "of these announcements", "expected": "latency terms, formula",
+        "messages": "as counted", "vgg16_ms": "VGG-16, simulated",
+    }  # fmt: skip
     rows = counted_words(frames)
-    link = _simulated_link(frames)
-    words = [
-        {
-            "allreduce": f"{SCHEMES[row['method']]} ({style.method_style(row['method']).label})",
-            "P": row["P"],
-            "k": row["k"],
-            "formula: least": row["least"],
-            "most": row["most"],
-            "counted": row["words"],
-            "of these announcements": row["announced"],
-            "latency terms, formula": row["expected"],
-            "as counted": row["messages"],
-            "VGG-16, simulated": 1e3 * _exchange_s(link, row, VGG16_PARAMETERS),
-        }
-        for row in rows.to_dict("records")
-    ]
+    labels = [f"{SCHEMES[name]} ({style.method_style(name).label})" for name in rows["method"]]
+    frame = rows.assign(allreduce=labels)[[*names]].rename(columns=names)
     units = {"formula: least": "words", "most": "words", "counted": "words", "VGG-16, simulated": "ms"}
-    return [Table.from_rows("Table 1, counted", words, units), _measured_table(frames)]
+    return [Table("Table 1, counted", frame, units), _measured_table(frames)]
 
 
 def _measured_table(frames: Frames) -> Table:
