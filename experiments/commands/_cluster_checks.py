@@ -89,7 +89,8 @@ def _check_probes(observed: ClusterObservations) -> Iterator[Finding]:
     for node_probe in observed.probes:
         if not node_probe.is_well:
             yield Finding(_fault_verdict(node_probe.why), node_probe.node, node_probe.why)
-    if names := sorted({facts.node for facts in observed.facts}):
+    names = sorted({facts.node for facts in observed.facts})
+    if names:
         yield Finding("works", "results", f"what nodes write is seen here: {', '.join(names)}")
 
 
@@ -223,7 +224,8 @@ def _check_limits(observed: ClusterObservations) -> Iterator[Finding]:
     cluster = observed.cluster
     if cluster is None:
         return
-    if (limit := observed.max_array) is not None:
+    limit = observed.max_array
+    if limit is not None:
         if cluster.max_array > limit:
             text = f"max_array={cluster.max_array}, and SLURM takes arrays of {limit} jobs; say max_array: "
             yield Finding("FAULT", "arrays", f"{text}{limit}", {"max_array": limit})

@@ -38,7 +38,8 @@ def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt
             if names
             else "which run? There is none yet"
         )
-    if (shipped := find_shipped_run(words[0], folders)) is not None:
+    shipped = find_shipped_run(words[0], folders)
+    if shipped is not None:
         raise ValueError(
             f"{shipped} is shipped with the repository: its logs and its record stayed on the machine that "
             "made it; `why` and `list` show what is known of it"
@@ -200,7 +201,7 @@ def find_logs(attempt: Attempt, folders: ResultFolders) -> list[Path]:
     """Return the files with the output of an attempt's processes, by rank."""
     sweep = _sweep_name(attempt)
     if not sweep:
-        folder = folders.launch(attempt)
+        folder = folders.launch_folder(attempt)
         return [] if folder.is_symlink() else sorted(folder.glob("*_log.*"))
     logs = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
     return sorted(log for log in logs if not _is_empty(log))

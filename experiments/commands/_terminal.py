@@ -1,25 +1,24 @@
-"""Tables for people: with rich at the terminal's width; where the output goes elsewhere, Markdown."""
+"""Tables on a terminal, by rich at the terminal's width; elsewhere the output is Markdown."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal
 
 from analysis.claims import IN_BAND, OUT_OF_BAND, UNDECIDED
 from analysis.records.terminal_escapes import unwrap_terminal
 from analysis.tables import Table
 
-COLOURS: dict[str, str] = (
+COLOUR_BY_VERDICT: dict[str, str] = (
     dict.fromkeys(IN_BAND, "green") | dict.fromkeys(OUT_OF_BAND, "red") | dict.fromkeys(UNDECIDED, "dim")
 )  # the others: yellow
 GAP = 2  # characters between two columns
-UNBROKEN = 12  # characters of a text that is not broken at its spaces, such as "19 h"
-CLIPPED = 24  # characters of a column that is cut, at least
+MAX_UNBROKEN = 12  # characters of a text that is not broken at its spaces, such as "19 h"
+MIN_CLIPPED = 24  # characters of a column that is cut
 
 
 def print_table(table: Table, clipped: str = "") -> None:
-    """Print a table. NO_COLOR is honoured, and what texts hold is shown, never obeyed.
+    """Print a table; NO_COLOR is honoured, and escape sequences in texts are shown, never obeyed.
 
     Args:
         clipped: the column that is cut where a terminal is too narrow, so that a row stays a line.
@@ -35,49 +34,51 @@ def print_table(table: Table, clipped: str = "") -> None:
     console = Console(file=unwrap_terminal(sys.stdout))
     if table.title:
         console.print(Text(table.title, "bold"))
-    header, rows, sides = table.header(), table.cell_texts(), table.are_columns_numeric()
+    header = table.header()
+    rows = table.cell_texts()
     columns = [[title, *cells] for title, *cells in zip(header, *rows, strict=True)]
-    widths = _widths(columns, console.width, header.index(clipped) if clipped in header else None)
+    widths = column_widths(columns, console.width, header.index(clipped) if clipped in header else None)
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title, width, right in zip(header, widths, sides, strict=False):
-        side: Literal["right", "left"] = "right" if right else "left"
+    for title, width, is_numeric in zip(header, widths, table.are_columns_numeric(), strict=False):
         is_cut = title == clipped
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
-        grid.add_column(Text(title), justify=side, width=width, overflow=overflow, no_wrap=is_cut)
-    for row in rows:
-        grid.add_row(
-            *(
-                Text(cell, _colour(title, cell))
-                for title, cell in zip(header, row[: len(widths)], strict=False)
-            )
+        grid.add_column(
+            Text(title),
+            justify="right" if is_numeric else "left",
+            width=width,
+            overflow="ellipsis" if is_cut else "fold",
+            no_wrap=is_cut,
         )
+    for row in rows:
+        cells = zip(header, row[: len(widths)], strict=False)
+        grid.add_row(*(Text(text, _text_colour(title, text)) for title, text in cells))
     console.print(grid)
-    if header[len(widths) :]:
-        console.print(Text(f"This terminal is too narrow to show: {', '.join(header[len(widths) :])}"))
+    omitted = header[len(widths) :]
+    if omitted:
+        console.print(Text(f"This terminal is too narrow to show: {', '.join(omitted)}"))
     if table.note:
         console.print(Text(table.note))
 
 
-def _widths(columns: Sequence[Sequence[str]], width: int, clipped: int | None = None) -> list[int]:
-    """Widths of the columns that fit in without breaking words, from the left; one may be clipped.
+def column_widths(columns: Sequence[Sequence[str]], width: int, clipped: int | None = None) -> list[int]:
+    """Return the widths of the first columns that fit without breaking words; one column may be clipped.
 
-    What is left over goes to those whose texts are longest.
+    The columns with the longest texts share the width that is left over.
     """
     longest = [max(map(len, texts)) for texts in columns]
-    least = [
-        most if most <= UNBROKEN else max((len(word) for text in texts for word in text.split()), default=1)
-        for texts, most in zip(columns, longest, strict=True)
-    ]
+    narrowest = []
+    for texts, length in zip(columns, longest, strict=True):
+        words = (len(word) for text in texts for word in text.split())
+        narrowest.append(length if length <= MAX_UNBROKEN else max(words, default=1))
     if clipped is not None:
-        least[clipped] = min(CLIPPED, longest[clipped])
-    fitting = [n for n in range(1, len(columns) + 1) if sum(least[:n]) + GAP * n + 1 <= width]
-    found = least[: max(fitting, default=1)]
-    for _ in range(width - sum(found) - GAP * len(found) - 1):
-        place = max(range(len(found)), key=lambda at: longest[at] / found[at])
-        if longest[place] > found[place]:
-            found[place] += 1
-    return found
+        narrowest[clipped] = min(MIN_CLIPPED, longest[clipped])
+    fitting = [n for n in range(1, len(columns) + 1) if sum(narrowest[:n]) + GAP * n + 1 <= width]
+    widths = narrowest[: max(fitting, default=1)]
+    for _ in range(width - sum(widths) - GAP * len(widths) - 1):
+        place = max(range(len(widths)), key=lambda place: longest[place] / widths[place])
+        if longest[place] > widths[place]:
+            widths[place] += 1
+    return widths
 
 
-def _colour(column: str, text: str) -> str:
-    return COLOURS.get(text, "yellow") if column == "verdict" else ""
+def _text_colour(column: str, text: str) -> str:
+    return COLOUR_BY_VERDICT.get(text, "yellow") if column == "verdict" else ""

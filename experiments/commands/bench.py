@@ -31,7 +31,8 @@ def bench(
         minutes: the longest time for this call; cases that do not fit wait for the next call.
     """
     REGISTRY.check_name(benchmark)
-    if force := is_forced(force):
+    force = is_forced(force)
+    if force:
         os.environ["FORCE"] = "1"  # for what a benchmark starts
     made = REGISTRY.import_function(benchmark)(**options)
     return made if isinstance(made, int) else made.run(benchmark, force=force, ship=ship, minutes=minutes)

@@ -147,6 +147,7 @@ def _claim_rows(
 ) -> Iterator[site.ClaimRow]:
     """Yield the claims of an entry's paper that are shipped with a verdict."""
     for claim in entry.statement.claims:
-        if (row := verdict_by_claim.get(claim)) is not None:
+        row = verdict_by_claim.get(claim)
+        if row is not None:
             ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
             yield site.ClaimRow(row["claim"], row["paper"], ours, row["verdict"])

@@ -103,10 +103,10 @@ def _cancel_attempts(attempts: Sequence[Attempt], folders: ResultFolders) -> Can
     if wanted:
         say(f"ends {shorten_list([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:
-        (folders.launch(attempt) / CANCEL_FILE).touch()
+        (folders.launch_folder(attempt) / CANCEL_FILE).touch()
     refused = jobs.cancel_jobs(wanted.values())
     for attempt, report in wanted.items():
         if report in refused:
-            (folders.launch(attempt) / CANCEL_FILE).unlink(missing_ok=True)
+            (folders.launch_folder(attempt) / CANCEL_FILE).unlink(missing_ok=True)
     refusals = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
     return CancelResult(len({*wanted.values()} - {*refused}), len(unknown), refusals)

@@ -63,7 +63,8 @@ def collect(*, ship: bool = False) -> int:
 
 def write_own_tables(folders: ResultFolders) -> Iterator[str]:
     """Write all valid runs of this checkout into results/records, and yield lines on the work."""
-    if num_removed := remove_unfinished(folders.results):
+    num_removed = remove_unfinished(folders.results)
+    if num_removed:
         yield f"removed {num_removed} files and folders that a process had not finished when it was killed"
     show_progress = partial(iterate_with_progress, noun="parts of the runs")
     counts, notes = collection.collect(folders.store, folders.records, usable_cores(), show_progress)

@@ -92,7 +92,8 @@ def _add_arguments(parser: CommandParser, command: str, typed_words: Sequence[st
         parameters = registry.parameters(entry)
         parser.add_parameters(parameters, {})
         for name, parameter in parameters.items():
-            if kinds := word_kinds(parameter.allowed):
+            kinds = word_kinds(parameter.allowed)
+            if kinds:
                 action = parser.action_by_parameter[name]
                 vars(action)["completer"] = partial(_list_words, kinds, typed_words)  # for argcomplete
 

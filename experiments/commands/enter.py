@@ -261,7 +261,8 @@ def _check_links(entering: Entering) -> None:
     base, other = (Entering(shipped()[name], entering.name, entering.folders) for name in (BASELINE, "topk"))
     launches = timed([base, other], {BASELINE: plain, "topk": plain})
     for config in launches[: len(entering.tier.links)]:
-        if request := emulation_request(PlannedRun(config, None)):
+        request = emulation_request(PlannedRun(config, None))
+        if request:
             network.check_emulation(*request)
 
 

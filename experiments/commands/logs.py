@@ -21,6 +21,7 @@ def logs(words: Runs) -> int:
         say(f"{attempt.run_id} has no logs: it has not started, or ended well on this machine")
         return 1
     for path in paths:
-        if lines := read_last_lines(path):
+        lines = read_last_lines(path)
+        if lines:
             print(f"{path}:", *lines, sep="\n  ")
     return 0

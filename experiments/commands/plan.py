@@ -71,7 +71,8 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         _print_array(number, array, labels)
         if model is not None:
             print(f"    {model.expect_node_hours(array)}")
-            if memory := model.expect_memory(array):
+            memory = model.expect_memory(array)
+            if memory:
                 print(f"    memory: {memory}, as the largest like these had")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
@@ -89,11 +90,13 @@ def _expect_on_this_machine(todo: Sequence[PlannedRun], folders: ResultFolders) 
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in known])}"
-        if largest_gib := max(model.max_memory_gib(run.config) for run in todo):
+        largest_gib = max(model.max_memory_gib(run.config) for run in todo)
+        if largest_gib:
             yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in estimates if not estimate]
     num_comparable = sum(model.find_comparable(config) is not None for config in unknown)
-    if num_unlike := len(unknown) - num_comparable:
+    num_unlike = len(unknown) - num_comparable
+    if num_unlike:
         yield f"not known of {format_count(num_unlike, 'runs')}: none {LIKE_THESE} was measured"
     if num_comparable:
         runs = format_count(num_comparable, "runs")

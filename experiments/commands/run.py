@@ -46,7 +46,8 @@ def run(
     if cfg == "job":
         print("---\n".join(map(config_as_yaml, configs)), end="")
         return 0
-    if (group := environment.find_launcher_group()) is not None:
+    group = environment.find_launcher_group()
+    if group is not None:
         return _run_in_group(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here

@@ -91,7 +91,8 @@ def find_outdated(folders: ResultFolders) -> Iterator[str]:
             continue
         figure = figures.load(figure_item)
         configs = [*required_configs(figure, profile), *additional_configs(figure, profile)]
-        if stale := drawn_runs - set(map(run_id, configs)):
+        stale = drawn_runs - set(map(run_id, configs))
+        if stale:
             yield (
                 f"{path.stem} is drawn from {len(stale)} runs that {figure_item} does not ask for any more; "
                 f"`reproduce {figure_item} profile={profile}` and `collect --ship` replace them"

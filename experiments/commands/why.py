@@ -49,7 +49,8 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
     for attempt, status in query_statuses(folders.store.attempts(newest.run_id), folders).items():
         print(describe_attempt(attempt, status))
         for log in find_logs(attempt, folders):
-            if lines := read_last_lines(log):
+            lines = read_last_lines(log)
+            if lines:
                 print(f"  {log.name}:", *lines, sep="\n    ")
     return 0
 

@@ -129,7 +129,8 @@ class KnownTimes:
         ]
         if serialised_s:
             return summarize_times(serialised_s, f"{len(serialised_s)} stored runs of task={task}")
-        if alone_s := self._mean_local_step_s():
+        alone_s = self._mean_local_step_s()
+        if alone_s:
             source = f"steps without an exchange of {len(alone_s)} stored runs of task={task}"
             return summarize_times(alone_s, source)
         if (task, self.config["task"].get("batch_size")) == (PUBLISHED_TASK, PUBLISHED_BATCH):

@@ -25,13 +25,12 @@ DEFAULT_SKEW = 4.0
 MAX_REPLAYED = 2**22  # selected elements of all workers, up to which three overlaps are replayed
 SPLIT_BY_REGION = ("oktopk", "sparcml")  # the exchange depends on the overlap of selections
 ENDS = (-1, 0, 1)  # of a range: low, middle, high
-COMPUTE, SELECT, ALPHA, BETA, SHARED = INPUTS = (
-    "computing time",
-    "selection time",
-    "latency of the link",
-    "bandwidth of the link",
-    "overlap of selections",
-)
+COMPUTE = "computing time"
+SELECT = "selection time"
+ALPHA = "latency of the link"
+BETA = "bandwidth of the link"
+SHARED = "overlap of selections"
+INPUTS = (COMPUTE, SELECT, ALPHA, BETA, SHARED)
 Ends = Mapping[str, int]  # by input, the end of its range that is taken; the middle if it is left out
 
 

@@ -67,8 +67,10 @@ def make(root: Path) -> ResultFolders:
                 resumed=resumed, sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None
             )
             attempt.store_job(schema.JobNote("12_0"))
-            _write(folders.launch(attempt) / "start-12_0-0" / "progress.json", '{"step": 3, "steps": 8}')
-            _write(folders.launch(attempt) / "worker0_log.err", "a line\n")
+            _write(
+                folders.launch_folder(attempt) / "start-12_0-0" / "progress.json", '{"step": 3, "steps": 8}'
+            )
+            _write(folders.launch_folder(attempt) / "worker0_log.err", "a line\n")
     array = {
         "name": f"{SWEEP}-a0", "folder": "a0", "shape": "1 node", "nodes": 1, "time_min": 10,
         "jobs": [{"id": "12_0", "runs": VICTIMS}],
@@ -507,7 +509,9 @@ def carry_out(folders: ResultFolders, words: Sequence[str]) -> Ended:
         mock.patch.dict(os.environ, surroundings),
         mock.patch.object(run, "execute_runs", _invent),
         mock.patch.object(reproduce, "execute_runs", _invent),
-        mock.patch.object(report.ShippedRecords, "frames", empty_frames()),  # hundreds of runs, which are whole
+        mock.patch.object(
+            report.ShippedRecords, "frames", empty_frames()
+        ),  # hundreds of runs, which are whole
         mock.patch.object(figures, "files_by_item", return_value={ITEM: figures.files_by_item()[ITEM]}),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),

@@ -121,7 +121,7 @@ def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: P
         attempt.update_manifest(state="preempted", code=code_version.code_digest())
         (attempt.checkpoints / "5").mkdir(parents=True)
         (attempt.checkpoints / "5" / "whole.json").write_text("{}")
-        path = Path(template.format(attempt=attempt.path, launch=folders.launch(attempt)))
+        path = Path(template.format(attempt=attempt.path, launch=folders.launch_folder(attempt)))
         path.parent.mkdir(parents=True, exist_ok=True)
         moved = path.rename(tmp_path / f"moved {path.name}") if path.exists() else precious / target
         if target == "FIFO":
@@ -161,7 +161,7 @@ def test_the_log_of_a_worker_that_is_a_link_is_not_shown(
 ) -> None:
     folders = ResultFolders(tmp_path / "results")
     attempt = synthetic.made(folders.store, compose.resolve(WORDS).as_dict())
-    folder = folders.launch(attempt)
+    folder = folders.launch_folder(attempt)
     log = folder / "worker0_log.err"
     folder.mkdir(parents=True)
     log.symlink_to(precious / "secret")

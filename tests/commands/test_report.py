@@ -114,7 +114,7 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
     failed = folders.store.begin_attempt(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
-    log = folders.launch(failed) / "1_0_log.err"
+    log = folders.launch_folder(failed) / "1_0_log.err"
     log.parent.mkdir(parents=True)
     log.write_text(f"Traceback\n{HOSTILE}")
     altered = synthetic.timed(folders.store, synthetic.config("topk", seed=1))  # as long, and other digits

@@ -126,7 +126,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(
 
 def test_what_starts_its_own_workers_is_not_started_many_times(here: Command) -> None:
     told = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    for command in commands.STARTING:
+    for command in commands.STARTING_WORKERS:
         sentence = f"mpirun started 2 processes, and {command} starts its workers itself"
         refused(here(command, "fig4", **told), sentence, "make a single run")
 
