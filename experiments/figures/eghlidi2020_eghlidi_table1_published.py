@@ -71,12 +71,6 @@ def topk_margins() -> np.ndarray:
     return margins
 
 
-def exchange_differences(scheme: str) -> np.ndarray:
-    """Return allGather less allReduce in points: (scope, workers)."""
-    differences: np.ndarray = accuracy(f"{scheme} (allGather)") - accuracy(f"{scheme} (allReduce)")
-    return differences
-
-
 def rows_over_workers() -> np.ndarray:
     """Return the accuracies of each method and scope: (11, workers); standard SGD has no scope."""
     return np.concatenate([accuracy(name) if name in SPARSE else accuracy(name)[:1] for name in TABLE])
@@ -108,39 +102,39 @@ def claims() -> list[Claim]:
     sgd = accuracy("Standard SGD")
     rows = rows_over_workers()
     tolerance = round(float(np.ptp(sgd)), 2)
-    elements, blocks = (exchange_differences(scheme) for scheme in ("Random-k", "Block-random-k"))
-    element_gather, block_gather, block_reduce = (
-        accuracy(name)
-        for name in ("Random-k (allGather)", "Block-random-k (allGather)", "Block-random-k (allReduce)")
+    element_gather, element_reduce, block_gather, block_reduce = (
+        accuracy(f"{scheme} ({exchange})")
+        for scheme in ("Random-k", "Block-random-k")
+        for exchange in ("allGather", "allReduce")
     )
 
-    def smallest(name: str, differences: np.ndarray, **words: Any) -> Claim:
+    def smallest_claim(name: str, differences: np.ndarray, **words: Any) -> Claim:
         return claim(f"eghlidi2020.{name}", exact_estimate, differences.min(), differences.size, **words)
 
-    def largest(name: str, differences: np.ndarray) -> Claim:
+    def largest_claim(name: str, differences: np.ndarray) -> Claim:
         distances = np.abs(differences)
         return claim(
             f"eghlidi2020.{name}", exact_estimate, distances.max(), distances.size, tolerance=tolerance
         )
 
     return [
-        smallest("layerwise-above-global", scope_margins()),
+        smallest_claim("layerwise-above-global", scope_margins()),
         *(
-            smallest("topk-is-best", margins, case=scope, scope=scope)
+            smallest_claim("topk-is-best", margins, case=scope, scope=scope)
             for scope, margins in zip(SCOPES, topk_margins(), strict=True)
         ),
-        largest("randomk-same", elements),
-        largest("randomk-comparable", (element_gather - block_gather)[0]),
-        smallest("randomk-above-block", (element_gather - block_gather)[1]),
-        largest("block-comparable", (sgd - block_gather)[0]),
+        largest_claim("randomk-same", element_gather - element_reduce),
+        largest_claim("randomk-comparable", (element_gather - block_gather)[0]),
+        smallest_claim("randomk-above-block", (element_gather - block_gather)[1]),
+        largest_claim("block-comparable", (sgd - block_gather)[0]),
         *(
-            smallest(
+            smallest_claim(
                 "block-drops", accuracies[:, 0] - accuracies[:, -1], case=exchange.lower(), label=exchange,
                 tolerance=tolerance,
             )
             for exchange, accuracies in (("allGather", block_gather), ("allReduce", block_reduce))
         ),
-        smallest("block-loses", blocks[:, 1:], tolerance=tolerance),
+        smallest_claim("block-loses", (block_gather - block_reduce)[:, 1:], tolerance=tolerance),
         claim("eghlidi2020.every-doubling-costs", exact_estimate, falling_rows(), len(rows)),
         claim(
             "eghlidi2020.eight-lower-than-one", exact_estimate, (rows[:, -1] < rows[:, 0]).sum(), len(rows)

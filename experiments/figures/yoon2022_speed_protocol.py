@@ -44,8 +44,8 @@ class Artefact(NamedTuple):
 
     name: str
     number: str
-    ours: Callable[[Frames], Estimate | None]
-    theirs: Estimate | None
+    measure: Callable[[Frames], Estimate | None]
+    published: Estimate | None
 
 
 def artefacts() -> list[Artefact]:
@@ -96,7 +96,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
     def panel(axes: plots.Axes) -> None:
         for y, artefact in enumerate(shown):
-            values = {OURS: artefact.ours(frames), THEIRS: artefact.theirs}
+            values = {OURS: artefact.measure(frames), THEIRS: artefact.published}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
                     marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], shows_interval=True)
@@ -116,7 +116,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def table(frames: Frames) -> Table:
     """Return the factors, with intervals."""
     rows = [
-        (artefact.name, artefact.number, artefact.ours(frames), artefact.theirs) for artefact in artefacts()
+        (artefact.name, artefact.number, artefact.measure(frames), artefact.published)
+        for artefact in artefacts()
     ]
     frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
     return Table("With the artefact / without it", frame)
