@@ -27,15 +27,12 @@ class Band(NamedTuple):
 
     def crossed_limits(self, estimate: Estimate) -> list[float]:
         """Return the limits of the band that the estimate's interval includes."""
-        assert estimate.low is not None, "what decides has an interval"
-        assert estimate.high is not None, "what decides has an interval"
-        return [limit for limit in self[:2] if estimate.low <= limit <= estimate.high]
+        low, high = estimate.interval
+        return [limit for limit in self[:2] if low <= limit <= high]
 
     def position(self, estimate: Estimate) -> Position:
-        """Return where the interval lies; without an interval it is as wide as can be."""
-        if estimate.low is None or estimate.high is None:
-            return "across a limit"
-        if self.contains(estimate.low) and self.contains(estimate.high):
+        """Return where the interval lies."""
+        if all(map(self.contains, estimate.interval)):
             return "inside"
         return "across a limit" if self.crossed_limits(estimate) else "outside"
 

@@ -1,7 +1,7 @@
 """Panels of pictures by kind, of an item's data, and figures of panels.
 
 A panel is a function of axes. Each kind makes one of its data: `curves_panel`, `horizontal_stacks_panel`,
-`stacked_bars_panel`, `grouped_bars_panel`, `dots_panel`, `heatmap_panel`, `winner_map_panel`.
+`stacked_bars_panel`, `grouped_bars_panel`, `dots_panel`, `heatmap_panel`.
 `compose_figure` lays panels out on a page, with the legend outside. Further words of a kind (`title`,
 `xlabel`, `ylim`, ...) are those of `Axes.set`.
 
@@ -17,7 +17,6 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from analysis.pictures import marks, style
 from analysis.pictures.marks import (
@@ -368,31 +367,6 @@ def heatmap_panel(axes: Axes, /, cells: np.ndarray, end: float, **axes_settings:
     shown: dict[str, Any] = {"origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 4, "cmap": "Blues"}
     axes.imshow(relative, extent=(0, end, 0, len(cells)), **shown)
     finish_axes(axes, **axes_settings)
-
-
-@panel_maker
-def winner_map_panel(
-    axes: Axes,
-    /,
-    x: np.ndarray,
-    y: np.ndarray,
-    winners: np.ndarray,
-    looks: Sequence[MethodStyle],
-    lines: Iterable[Curve] = (),
-    **axes_settings: Any,
-) -> None:
-    """Draw the winner of `looks` at each (y, x), by its number, and lines above; both axes logarithmic."""
-    norm = BoundaryNorm(np.arange(len(looks) + 1) - 0.5, len(looks))
-    mesh_options: dict[str, Any] = {
-        "alpha": marks.AREA_OPACITY,
-        "rasterized": True,
-        "shading": "nearest",
-        "norm": norm,
-    }
-    axes.pcolormesh(x, y, winners, cmap=ListedColormap([look.colour for look in looks]), **mesh_options)
-    for line in lines:
-        _draw_line(axes, line)
-    finish_axes(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **axes_settings)
 
 
 def finish_axes(

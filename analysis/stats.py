@@ -71,19 +71,26 @@ class Estimate(NamedTuple):
     @property
     def is_decisive(self) -> bool:
         """True if there is an interval over so many samples that a verdict may rest on it."""
-        has_interval = self.low is not None and self.high is not None
-        return has_interval and self.n >= ENOUGH_SAMPLES.get(self.sample_kind, np.inf)
+        return self.low is not None and self.n >= ENOUGH_SAMPLES.get(self.sample_kind, np.inf)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval; an infinite one where it is not known."""
+        if self.low is None or self.high is None:
+            return -np.inf, np.inf
+        return self.low, self.high
 
     def p_value(self, limit: float) -> float:
         """Return the two-sided p-value of the hypothesis that `limit` is the truth; 1 without an interval."""
-        if self.low is None or self.high is None:
+        if self.low is None:
             return 1.0
-        nearer = self.low if limit < self.value else self.high
+        low, high = self.interval
+        nearer = low if limit < self.value else high
         middle = _log_above(self.value, self.floor)
         half_width = abs(_log_above(nearer, self.floor) - middle)
         distance = abs(_log_above(limit, self.floor) - middle)
         if not np.isfinite(half_width) or half_width == 0:
-            return float(self.low <= limit <= self.high)
+            return float(low <= limit <= high)
         import scipy.special
 
         df = self.n - 1 if self.df is None else self.df
@@ -92,9 +99,8 @@ class Estimate(NamedTuple):
     @property
     def half_width(self) -> float:
         """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
-        if self.low is None or self.high is None or self.low <= 0:
-            return float(np.inf)
-        return float(np.sqrt(self.high / self.low) - 1)
+        low, high = self.interval
+        return float(np.sqrt(high / low) - 1) if low > 0 else np.inf
 
     def percent_above_one(self) -> Estimate:
         """Return the percentage by which a ratio exceeds 1."""
@@ -281,9 +287,9 @@ def mean_curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame
     rows = []
     for epoch, runs in epochs.dropna(subset=[column]).groupby("epoch"):
         mean = _column_mean(runs[column], column)
-        low, high = (np.nan, np.nan) if mean.low is None else (mean.low, mean.high)
-        rows.append((int(epoch), int(runs["step"].iloc[0]), mean.value, low, high, mean.n))
-    table: pd.DataFrame = pd.DataFrame(rows, columns=["epoch", "step", "mean", "low", "high", "n"])
+        rows.append((int(epoch), int(runs["step"].iloc[0]), mean.value, mean.low, mean.high, mean.n))
+    columns = ["epoch", "step", "mean", "low", "high", "n"]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=columns).astype({"low": float, "high": float})
     return table
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 LOG_AXIS_RATIO = 10.0  # times its smallest value: from there on an axis is logarithmic
-AREA_OPACITY = 0.25  # opacity of an area behind lines
 PUBLISHED_OPACITY = 0.45  # opacity of the paper's data, next to ours
 # Published values as marks, open.
 OPEN_MARKS: dict[str, Any] = {
@@ -390,8 +389,3 @@ def readable_text_colour(colour: str, faint: bool = False) -> str:
     """Return black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
-
-
-def area_legend_handles(looks: Sequence[MethodStyle]) -> list[Patch]:
-    """Return legend entries of `plots.winner_map_panel`."""
-    return [Patch(facecolor=look.colour, alpha=AREA_OPACITY, label=look.label) for look in looks]

@@ -26,7 +26,7 @@ from experiments.figures import papers
 from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings
 from experiments.figures.eghlidi2020_eghlidi_table1_published import LOOKS, SCOPES, SPARSE, TABLE, WORKERS
 from experiments.figures.papers import claim
-from experiments.tasks import chance
+from experiments.tasks import chance_top1_percent
 
 TITLE = "Test accuracy by scheme, scope and number of workers"
 COLUMN = "val_top1"
@@ -189,7 +189,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _chance_lines(frames: Frames) -> list[plots.Curve]:
     """Return what guessing gets, across."""
-    levels = filter(None, map(chance, captions.distinct_values(frames, "task.name")))
+    levels = filter(None, map(chance_top1_percent, captions.distinct_values(frames, "task.name")))
     return [
         plots.Curve(CHANCE._replace(label=f"chance: {format_number(level)} %"), None, Estimate(level))
         for level in levels

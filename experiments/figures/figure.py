@@ -207,9 +207,9 @@ class Figure:
             frames: of the figure's own runs and no others.
         """
         from analysis.claims import judge_claims
-        from experiments.tasks import chance
+        from experiments.tasks import chance_top1_percent
 
-        return judge_claims(self.claims(), frames, self.scale, chance)
+        return judge_claims(self.claims(), frames, self.scale, chance_top1_percent)
 
     def caption(self, frames: Frames, profile: str) -> str:
         """Return the words of its file or of its paper on the picture, else the place of its runs."""
@@ -303,14 +303,14 @@ def _find_ambiguity(module: ModuleType, claims: Sequence[Claim]) -> str:
             "give link, a choice of conf/link"
         )
     from experiments.config.choices import options
-    from experiments.tasks import chance, has_accuracy
+    from experiments.tasks import chance_top1_percent, has_accuracy
 
     for claim in measured:
         for link in claim.link.lower().split(" to ") if claim.link else ():
             if link not in options("link"):
                 return f"{claim.id or claim.text!r}: {describe_unknown('link', link, options('link'))}"
     tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
-    levelless = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
+    levelless = sorted(task for task in tasks if has_accuracy(task) and chance_top1_percent(task) is None)
     for claim in measured:
         is_of_accuracy = claim.unit in ACCURACY and not claim.timed
         if levelless and is_of_accuracy and claim.chance is None:

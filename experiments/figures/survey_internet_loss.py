@@ -6,7 +6,7 @@ that the link joins. A whole training in real time shows what this composition i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,9 +127,10 @@ def _step_s_by_launch(frames: Frames, method: LocalMethod) -> pd.Series[float]:
     return quantity_by_launch(step_times(frames, method), lambda step: step.mean_step_s(method.every))
 
 
-def compared_methods(frames: Frames) -> list[LocalMethod]:
-    """Return the methods that were both trained and timed."""
-    return [method for method in COMPARED if trained_keys(frames, method) and step_times(frames, method)]
+def mean_steps(frames: Frames) -> dict[LocalMethod, Estimate]:
+    """Return the mean step of each method that was both trained and timed."""
+    steps = {method: mean_step_s(frames, method) for method in COMPARED if trained_keys(frames, method)}
+    return {method: step for method, step in steps.items() if step}
 
 
 def target_loss(frames: Frames, share: float = SHARE) -> float | None:
@@ -204,15 +205,13 @@ def _style(method: LocalMethod) -> style.MethodStyle:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods = compared_methods(frames)
-    if DENSE not in methods:
+    steps = mean_steps(frames)
+    if DENSE not in steps:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    positions = _trainings.position_by_name(sorted({method.every for method in methods if method.every}))
+    positions = _trainings.position_by_name(sorted({method.every for method in steps if method.every}))
     curves = []
-    for method in methods:
+    for method, step in steps.items():
         table = mean_curve(frames, trained_keys(frames, method), COLUMN)
-        step = mean_step_s(frames, method)
-        assert step is not None, "it was timed"
         how: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
         how |= {"linestyle": "--"} if method == RINGS else {}
         curves.append(plots.Curve(_style(method), table["step"] * step.value / 60, table, how))
@@ -224,7 +223,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         title=f"over {_describe_link(frames)}",
         ylabel="Validation loss (nats a character)",
     )
-    return plots.compose_figure([losses, _steps_panel(frames, methods)], 3.8, width_ratios=(1.6, 1))
+    computing_ms = 1e3 * mean_local_step_s(frames)
+    panels = [losses, _steps_panel(steps, computing_ms)]
+    return plots.compose_figure(panels, 3.8, width_ratios=(1.6, 1))
 
 
 def _describe_link(frames: Frames) -> str:
@@ -232,19 +233,16 @@ def _describe_link(frames: Frames) -> str:
 
 
 @plots.panel_maker
-def _steps_panel(axes: plots.Axes, /, frames: Frames, methods: Sequence[LocalMethod]) -> None:
+def _steps_panel(axes: plots.Axes, /, steps: Mapping[LocalMethod, Estimate], computing_ms: float) -> None:
     """Draw a step of each method: computing, and what exchanging takes besides."""
-    computing_ms = 1e3 * mean_local_step_s(frames)
-    for place, method in enumerate(methods):
-        step = mean_step_s(frames, method)
-        assert step is not None, "it was timed"
-        step = step.scale_by(1e3)
+    for place, (method, step_s) in enumerate(steps.items()):
+        step = step_s.scale_by(1e3)
         colour = _style(method).colour
         axes.barh(place, computing_ms, color=colour, alpha=0.35)
         axes.barh(place, max(0.0, step.value - computing_ms), left=computing_ms, color=colour)
         if step.low is not None and step.high is not None:
             axes.plot([step.low, step.high], [place, place], color="#111111", linewidth=1)
-    plots.set_row_labels(axes, [_label(method) for method in methods])
+    plots.set_row_labels(axes, [_label(method) for method in steps])
     axes.set(xlabel="Mean step (ms); pale: computing")
 
 
@@ -259,12 +257,12 @@ def mean_local_step_s(frames: Frames) -> float:
 
 def table(frames: Frames) -> list[Table]:
     """Return times to each loss, what steps take, and what trainings in real time took."""
-    methods = compared_methods(frames)
+    steps = mean_steps(frames)
     columns = {f"{format_number(share)} %": share for share in SHARES}
     minute_rows = [
         {"method": _label(method),
          **{name: _minutes_to_loss(frames, method, share) for name, share in columns.items()}}
-        for method in methods
+        for method in steps
     ]  # fmt: skip
     speedup_rows = [
         {
@@ -272,9 +270,9 @@ def table(frames: Frames) -> list[Table]:
             **{name: speedup_to_loss(frames, method, share) for name, share in columns.items()},
             "over gloo's rings": speedup_to_loss(frames, method, SHARE, RINGS),
         }
-        for method in methods
+        for method in steps
     ]
-    step_rows = [_step_row(frames, method) for method in methods]
+    step_rows = [_step_row(frames, method, step) for method, step in steps.items()]
     check_rows = [
         {"training": _label(method), "in real time": check.real_s / 60, "composed": check.composed_s / 60,
          "error": check.percent_error}
@@ -304,10 +302,8 @@ def _minutes_to_loss(frames: Frames, method: LocalMethod, share: float) -> Estim
     return seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
 
 
-def _step_row(frames: Frames, method: LocalMethod) -> dict[str, object]:
+def _step_row(frames: Frames, method: LocalMethod, step: Estimate) -> dict[str, object]:
     times = step_times(frames, method)
-    step = mean_step_s(frames, method)
-    assert step is not None, "it was timed"
     local_ms = quantity_by_launch(times, lambda step: 1e3 * step.local_s)
     exchanging_ms = quantity_by_launch(times, lambda step: 1e3 * step.exchanging_s)
     return {
@@ -322,7 +318,7 @@ def facts(frames: Frames) -> dict[str, object]:
     loss = target_loss(frames) or 0.0
     never = [
         _label(method)
-        for method in compared_methods(frames)
+        for method in mean_steps(frames)
         if loss and not all_seeds_reach(steps_to_loss(frames, method, loss))
     ]
     return {
