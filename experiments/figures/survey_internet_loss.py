@@ -261,8 +261,8 @@ def table(frames: Frames) -> list[Table]:
     columns = {f"{format_number(share)} %": share for share in SHARES}
     minute_rows = [
         {"method": _label(method),
-         **{name: _minutes_to_loss(frames, method, share) for name, share in columns.items()}}
-        for method in steps
+         **{name: _minutes_to_loss(frames, method, step, share) for name, share in columns.items()}}
+        for method, step in steps.items()
     ]  # fmt: skip
     speedup_rows = [
         {
@@ -294,12 +294,9 @@ def table(frames: Frames) -> list[Table]:
     return tables
 
 
-def _minutes_to_loss(frames: Frames, method: LocalMethod, share: float) -> Estimate | None:
+def _minutes_to_loss(frames: Frames, method: LocalMethod, step: Estimate, share: float) -> Estimate | None:
     loss = target_loss(frames, share)
-    step = mean_step_s(frames, method)
-    if loss is None or step is None:
-        return None
-    return seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
+    return None if loss is None else seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
 
 
 def _step_row(frames: Frames, method: LocalMethod, step: Estimate) -> dict[str, object]:
