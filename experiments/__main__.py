@@ -59,7 +59,8 @@ def _run_command(words: Sequence[str]) -> int:
     except ValueError as error:
         return _report_error(error, str(error), BAD_INPUT, is_traced)
     except ImportError as error:
-        if (trouble := explain_import_error(error)) is None:
+        trouble = explain_import_error(error)
+        if trouble is None:
             raise
         return _report_error(error, trouble[1], BAD_INPUT, is_traced)
     except OSError as error:
@@ -143,7 +144,8 @@ def _run_without_command(options: Sequence[str]) -> int:
     """Print all commands, or the version, where no command is given."""
     from experiments import commands
 
-    if strangers := [option for option in options if option not in commands.GLOBAL_OPTIONS]:
+    strangers = [option for option in options if option not in commands.GLOBAL_OPTIONS]
+    if strangers:
         raise ValueError(describe_unknown("option", strangers[0], sorted(commands.GLOBAL_OPTIONS)))
     print(commands.version_text() if "--version" in options else commands.overview_text(), end="")
     return OK if options else BAD_INPUT
@@ -172,7 +174,8 @@ def _prepare_process() -> None:
 
 
 if __name__ == "__main__":
-    if (line := environment.completion_line()) is not None:
+    line = environment.completion_line()
+    if line is not None:
         from experiments.commands.completion import complete
 
         complete(line)

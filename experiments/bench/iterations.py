@@ -161,7 +161,7 @@ def measure_iteration_ms(run: RunComponents, iterations: int) -> Record:
 
     def on_step(step: int) -> None:
         if step >= WARM_UP_STEPS and (step - WARM_UP_STEPS) % window == 0:
-            run.synchronise()
+            run.synchronize()
             ends_s.append(time.perf_counter())
 
     train(run, "production", WARM_UP_STEPS + iterations, on_step)
@@ -178,10 +178,10 @@ def profile_iteration(run: RunComponents, folder: Path, stem: str) -> str:
 
     def on_step(step: int) -> None:
         if step == WARM_UP_STEPS:
-            run.synchronise()
+            run.synchronize()
             profiler.start()
         if step == WARM_UP_STEPS + 1:
-            run.synchronise()
+            run.synchronize()
             profiler.stop()
 
     train(

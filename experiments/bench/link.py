@@ -265,7 +265,7 @@ def time_case(case: ProbeCase, comm: Comm, device: torch.device) -> float:
     comm.barrier()
     synchronise(device)
     start_s = time.perf_counter()
-    case.do()
+    case.run()
     synchronise(device)
     own_s = time.perf_counter() - start_s
     # A ping-pong's other worker is done once it has answered.

@@ -77,7 +77,8 @@ def values_in_cluster_files(field: str) -> set[str]:
     for path in files_by_option("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
         with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, ValueError):
-            if value := yaml.safe_load(conf_files.read_yaml_text(path)).get(field):
+            value = yaml.safe_load(conf_files.read_yaml_text(path)).get(field)
+            if value:
                 values.add(str(value))
     return values
 

@@ -105,7 +105,8 @@ def _affects(path: Path, choices: Collection[str]) -> bool:
 @cache
 def git_state() -> dict[str, str | None]:
     """Return the commit, and 12 digits of a hash over the differences from it, or None for either."""
-    if (noted := read_json_or_none(ROOT / NOTE_FILE)) is not None:
+    noted = read_json_or_none(ROOT / NOTE_FILE)
+    if noted is not None:
         return {"commit": noted.get("commit"), "dirty": noted.get("dirty")}
     changed = _git("status", "--porcelain", "--", *CODE)
     difference = (_git("diff", "HEAD", "--", *CODE) or "") if changed else ""
@@ -150,7 +151,8 @@ def copy_code_into(folder: Path) -> Path:
     }
     if read_json_or_none(copy / NOTE_FILE) != note:
         write_json(copy / NOTE_FILE, note)
-    if why := describe_damage(copy):
+    why = describe_damage(copy)
+    if why:
         raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
     return copy
 

@@ -82,7 +82,8 @@ def resolve(request: RunOrWords) -> Config:
     run = Run.coerce(request)
     if run.variants:
         return _resolve_variants(run)
-    if unused_key := next((key for key in run.settings if key.startswith("alternate.")), None):
+    unused_key = next((key for key in run.settings if key.startswith("alternate.")), None)
+    if unused_key:
         raise ValueError(
             f"{unused_key} is of runs whose variants take turns, and there are no variants; {VARIANTS_ADVICE}"
         )
@@ -91,7 +92,8 @@ def resolve(request: RunOrWords) -> Config:
 
 def _resolve_variants(run: Run) -> Config:
     """Return the configuration of the first variant, with all that take turns in it."""
-    if unused_key := next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None):
+    unused_key = next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None)
+    if unused_key:
         raise ValueError(
             f"{unused_key}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
             "leave it out"
@@ -133,7 +135,8 @@ def _resolve_settings(settings: Mapping[str, Any]) -> Config:
     if config.device == "cuda":
         for key, value in composed.gpu_settings.items():
             config = config if key in values else config.with_setting(key, value)
-    if missing_key := next((key for key in composed.required_keys if key not in values), None):
+    missing_key = next((key for key in composed.required_keys if key not in values), None)
+    if missing_key:
         raise ValueError(f"{missing_key} has no default: give it a value")
     check_compatibility(config)
     return _apply_momentum_once(config, "task.momentum" in values)
@@ -169,12 +172,10 @@ def check_choice(key: str, value: str) -> None:
     """Refuse an option that a group does not have, and one whose file is broken."""
     if value not in options(key):
         raise ValueError(describe_unknown(key, value, options(key)))
-    if (
-        key in REGISTRIES
-        and value in REGISTRIES[key].names()
-        and (why := REGISTRIES[key].reason_unreadable(value))
-    ):
-        raise ValueError(why)
+    if key in REGISTRIES and value in REGISTRIES[key].names():
+        reason = REGISTRIES[key].reason_unreadable(value)
+        if reason:
+            raise ValueError(reason)
 
 
 def settable_types_of(config: Config) -> dict[str, Any]:
@@ -199,7 +200,8 @@ def _apply_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
     # That of an outer step, after local ones, is of the drift.
     momentum = None if config.method.get_setting("every") else config.method.get_setting("momentum")
-    if momentum and (optimiser := config.task.get_setting("optimiser")) in ("adamw", "muon"):
+    optimiser = config.task.get_setting("optimiser")
+    if momentum and optimiser in ("adamw", "muon"):
         raise ValueError(
             f"method={config.method.name} applies momentum itself (method.momentum={momentum}), and so does "
             f"task.optimiser={optimiser}; take task.optimiser=sgd, or set method.momentum=0"
@@ -313,7 +315,8 @@ class BoundedConfigSource(FileConfigSource):
 
         Raises a ValueError where the file can't be used.
         """
-        read_yaml_text(path := Path(self.path, self._normalize_file_name(config_path)))
+        path = Path(self.path, self._normalize_file_name(config_path))
+        read_yaml_text(path)
         try:
             loaded = super().load_config(config_path)
         except (YAMLError, ValueError) as error:  # a key twice, a set, a number of 5,000 digits
@@ -345,7 +348,8 @@ def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTre
         }
         with open_dict(composed):
             del composed["hydra"]
-        check_number_of_references(raw := OmegaConf.to_container(composed, resolve=False))
+        raw = OmegaConf.to_container(composed, resolve=False)
+        check_number_of_references(raw)
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         why = next(filter(None, map(str.strip, str(error).splitlines())), "")
@@ -387,7 +391,8 @@ def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
         ValueError: it was measured with settings that are no more; or its record, which may be anybody's,
             says where and how to start it.
     """
-    if strangers := sorted({name for config in configs.values() for name in find_unmeasured_leaves(config)}):
+    strangers = sorted({name for config in configs.values() for name in find_unmeasured_leaves(config)})
+    if strangers:
         raise ValueError(
             f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record "
             "of a run does: where and how a run is started is for you to say, not for its record; ask for "

@@ -26,7 +26,7 @@ class YamlSize(NamedTuple):
     """The size of a part of a file, with each alias replaced by the part that it stands for."""
 
     values: int = 1
-    height: int = 0  # of lists and sections within each other
+    depth: int = 0  # of lists and sections within each other
 
 
 def read_yaml_text(path: Path) -> str:
@@ -53,9 +53,8 @@ def make_file_error(path: Path, error: Exception) -> ValueError:
 def _check_size(events: Iterable[Any], path: Path) -> None:
     """Add up a file's values from the parser's events, which build nothing."""
     sizes = dict[str | None, YamlSize | None]()  # of what has an anchor; None: it has not ended yet
-    parts: list[tuple[str | None, YamlSize]] = [
-        (None, YamlSize(0))
-    ]  # that have not ended, each in the one before
+    # That have not ended, each in the one before.
+    parts: list[tuple[str | None, YamlSize]] = [(None, YamlSize(0))]
     for event in events:
         opens = isinstance(event, yaml.CollectionStartEvent)
         is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
@@ -81,11 +80,11 @@ def _check_size(events: Iterable[Any], path: Path) -> None:
         else:
             continue
         above, whole = parts[-1]
-        whole = YamlSize(whole.values + part.values, max(whole.height, 1 + part.height))
+        whole = YamlSize(whole.values + part.values, max(whole.depth, 1 + part.depth))
         parts[-1] = above, whole
         if whole.values > MAX_VALUES:
             raise ValueError(f"{path} comes to more than {MAX_VALUES} values, aliases replaced: split it")
-        if len(parts) - 1 + part.height > MAX_DEPTH:
+        if len(parts) - 1 + part.depth > MAX_DEPTH:
             raise ValueError(f"{path} has lists or sections within each other more than {MAX_DEPTH} deep")
         if opens:
             parts.append((event.anchor, YamlSize(1, 1)))
@@ -97,7 +96,8 @@ def check_number_of_references(tree: Any) -> None:
     Raises:
         ValueError: there are too many.
     """
-    if (count := str(tree).count("${")) > MAX_REFERENCES:
+    count = str(tree).count("${")
+    if count > MAX_REFERENCES:
         raise ValueError(
             f"the files of conf/ refer {count} times to others as ${{...}}, of at most {MAX_REFERENCES}"
         )

@@ -160,14 +160,13 @@ KEYS_OF_VARIANTS = (
     "task.optimiser",
     "task.weight_decay",
 )
-RECORDED_IF_DIFFERENT = KEYS_OF_VARIANTS[
-    -3:
-]  # recorded only of a variant that has another value than the first
+# Recorded only of a variant that has another value than the first.
+RECORDED_IF_DIFFERENT = KEYS_OF_VARIANTS[-3:]
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Run, resolved by `compose.resolve`, or read from what is recorded by `Config.from_record`."""
+    """The configuration of one run, from `compose.resolve` or, of a recorded run, `from_record`."""
 
     cluster: AnyCluster
     container: AnyContainer
@@ -406,7 +405,8 @@ def check_variants(configs: Mapping[str, Config]) -> None:
         raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
     for other, config in configs.items():
         parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
-        if (same := name_by_settings.setdefault(parts, other)) != other:
+        same = name_by_settings.setdefault(parts, other)
+        if same != other:
             raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in configs.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":

@@ -31,6 +31,6 @@ class ResultFolders:
         self.figures = self.results / "figures"
         self.report = self.results / "report"  # pages to read in a browser
 
-    def launch(self, attempt: Attempt) -> Path:
+    def launch_folder(self, attempt: Attempt) -> Path:
         """Return the folder of an attempt's orders, with a folder in it for each time it was started."""
         return self.scratch / f"{attempt.run_id}-{attempt.number:03d}"

@@ -20,9 +20,8 @@ from experiments.config.parse_errors import explain_parse_error
 from sparsify.ranges import Constraint, check_value, format_value, quote
 
 MAX_CHARACTERS = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
-PLAIN_INTEGER = re.compile(
-    r"0|[1-9][0-9]{0,14}"
-)  # in lists of seeds; read a thousand times faster than by Hydra
+# In lists of seeds; read a thousand times faster than by Hydra.
+PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{0,14}")
 VariantName = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
 VariantWords = Annotated[dict[VariantName, Text], VARIANT_WORDS]
 
@@ -85,8 +84,9 @@ def parse_values(key: str, text: str, max_count: int) -> list[Any]:
 
 def parse_variants(text: str) -> dict[str, dict[str, Any]]:
     """Return the settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
-    check_value("variants", named := parse_value("variants", text), VariantWords)
-    return {name: _parse_variant(name, words) for name, words in named.items()}
+    words_by_name = parse_value("variants", text)
+    check_value("variants", words_by_name, VariantWords)
+    return {name: _parse_variant(name, words) for name, words in words_by_name.items()}
 
 
 def _parse_variant(name: str, words: str) -> dict[str, Any]:

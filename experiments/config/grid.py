@@ -50,14 +50,14 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     return runs
 
 
-def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
+def resolve_grid(words: Sequence[str], allow_many: bool = True) -> list[Config]:
     """Return the configuration of each point of the grid that the words span.
 
     A point at which a method lacks a hyperparameter that others have (`method=dense,topk
     method.density=0.01`) is the run without it.
 
     Args:
-        many: also more than ASKED_FOR.
+        allow_many: also more than ASKED_FOR.
 
     Raises:
         ValueError: a word that can't be read, or too many points.
@@ -75,7 +75,7 @@ def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
     }
     runs = [point.without(*missing_by_method.get(_method(point.settings), ())) for point in points]
     distinct_runs = list({repr(point): point for point in runs}.values())
-    if len(distinct_runs) > MAX_UNCONFIRMED_RUNS and not many:
+    if len(distinct_runs) > MAX_UNCONFIRMED_RUNS and not allow_many:
         raise ValueError(
             f"these words mean {len(distinct_runs):,} runs; --yes makes them all, `plan` lists them, and "
             "fewer values mean fewer runs"

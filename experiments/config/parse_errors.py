@@ -17,12 +17,14 @@ def explain_parse_error(text: str, error: Exception) -> str:
     """Return what is wrong with a text that Hydra's grammar has refused with this error."""
     if isinstance(error, RecursionError):
         return "it has too many brackets within each other"
-    if called := EVALUATED.search(str(error)):
+    called = EVALUATED.search(str(error))
+    if called:
         name = format_value(called[1])
         is_known = "Unknown function" not in str(error)
         return f"{name}(...) can't be made of these" if is_known else f"there is no function {name}"
     bare = QUOTATION.sub("_", text)  # also signs after a backslash
-    if lone := re.search("'|\"", bare):
+    lone = re.search("'|\"", bare)
+    if lone:
         return f"the quotation that {lone[0]} begins does not end"
     opened = list[str]()
     for place, sign in enumerate(bare):

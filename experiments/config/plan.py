@@ -117,7 +117,8 @@ def find_unmeasured_runs(
         for fault in folders.store.describe_damaged(name):
             say(fault)
     attempt_by_id = {name: folders.store.find_newest_valid(name) for name in by_id}
-    if sentence := describe_code_changes(filter(None, attempt_by_id.values())):
+    sentence = describe_code_changes(filter(None, attempt_by_id.values()))
+    if sentence:
         say(sentence)
     return [run for run in planned if attempt_by_id[run_id(run.config)] is None]
 

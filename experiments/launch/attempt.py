@@ -87,7 +87,7 @@ def start_attempt(
     if last is not None:
         wait_for_writers(last, LOCK_TIMEOUT_S if sweep else LEAVE_S)
     attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rules)
-    folder = folders.launch(attempt)
+    folder = folders.launch_folder(attempt)
     check_not_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)

@@ -163,7 +163,7 @@ class StatusView:
 
     def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
         """Return why a job ended without a note on its end."""
-        if (self.folders.launch(attempt) / diagnosis.CANCEL_FILE).exists():
+        if (self.folders.launch_folder(attempt) / diagnosis.CANCEL_FILE).exists():
             return Diagnosis("cancelled", "by `cancel`")
         result = diagnosis.diagnose_job_state(report.state)
         manifest = attempt.manifest
@@ -201,7 +201,7 @@ class StatusView:
         return (read_struct_or_none(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
     def _progress_notes(self, attempt: Attempt) -> list[Path]:
-        return sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
+        return sorted(self.folders.launch_folder(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
 
     def _describe_last_sign(self, attempt: Attempt) -> str:
         if writer := attempt.find_writer():

@@ -190,11 +190,11 @@ def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
     num_here = int(basis["is_this_machine"].sum())
     where = "all" if num_here == len(basis) else str(num_here or "none")
     num_others = sum(not estimate.is_same_method for estimate in estimates)
-    others = f"; {format_count(num_others, 'runs')} by those of other methods" if num_others else ""
+    other_methods = f"; {format_count(num_others, 'runs')} by those of other methods" if num_others else ""
     scaled = "" if basis["in_turns"].all() else ", scaled to as many steps"  # turns end by the clock
     return (
         f"{format_count(len(basis), 'runs')} {LIKE_THESE}{scaled}; "
-        f"{where} of them on a machine like this one{others}"
+        f"{where} of them on a machine like this one{other_methods}"
     )
 
 

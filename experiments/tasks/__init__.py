@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from experiments.tasks._families import FAMILIES, masked_images, vector
+from experiments.tasks._families import FAMILIES, masked_autoencoder, vector
 from sparsify.core.spec import BrokenFile, Registry
 from sparsify.ranges import describe_unknown
 
@@ -66,7 +66,8 @@ def _read_task(path: Path, modified_ns: int) -> "partial[Any]":
     family: Callable[..., Any] = FAMILIES[name]
     signature = inspect.signature(family)
     fixed_names = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
-    if missing := [key for key in fixed_names if key not in values]:
+    missing = [key for key in fixed_names if key not in values]
+    if missing:
         raise BrokenFile(f"{path}: family={name} needs {', '.join(missing)}")
     task = partial(family, *(values.pop(key) for key in fixed_names), **values)
     try:
@@ -82,7 +83,7 @@ FILES = TaskFiles(Path(__file__).parent.parent.parent / "conf" / "task")
 REGISTRY = Registry("task", __name__, Path(__file__).parent, table=FILES)
 
 
-def chance(task: str) -> float | None:
+def chance_top1_percent(task: str) -> float | None:
     """Return the percent top-1 of guessing on what a task is validated on; None where it is not known.
 
     A task of your own has the chance level of its data set, which its name ends with.
@@ -93,4 +94,4 @@ def chance(task: str) -> float | None:
 
 def has_accuracy(task: str) -> bool:
     """Tell whether a task has classes to be right about; one of your own may have."""
-    return task not in FILES or FILES[task].func not in (masked_images, vector)
+    return task not in FILES or FILES[task].func not in (masked_autoencoder, vector)

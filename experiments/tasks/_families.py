@@ -15,7 +15,7 @@ else:
     Task = object  # signatures are evaluated without torch
 
 
-def images(
+def image_classifier(
     dataset: str,
     network: str,
     /,
@@ -54,7 +54,7 @@ def images(
     )
 
 
-def fast_images(
+def fast_image_classifier(
     dataset: str,
     network: str,
     /,
@@ -97,7 +97,7 @@ def fast_images(
     )
 
 
-def masked_images(
+def masked_autoencoder(
     dataset: str,
     size: str,
     /,
@@ -120,7 +120,7 @@ def masked_images(
     milestones = tuple(lr_milestones)
     return masked_images.MaskedImageTask(
         dataset,
-        sizes.network,
+        sizes.make_network,
         batch_size,
         lr,
         momentum,
@@ -132,7 +132,7 @@ def masked_images(
     )
 
 
-def next_word(
+def lstm(
     dataset: str,
     /,
     width: PositiveInt,
@@ -164,7 +164,7 @@ def next_word(
     )
 
 
-def hidden_words(
+def bert(
     dataset: str,
     /,
     width: PositiveInt,
@@ -297,5 +297,5 @@ def vector(
 
 FAMILIES = {
     family.__name__: family
-    for family in (images, fast_images, masked_images, next_word, hidden_words, gpt, vector)
+    for family in (image_classifier, fast_image_classifier, masked_autoencoder, lstm, bert, gpt, vector)
 }

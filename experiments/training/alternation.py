@@ -76,7 +76,7 @@ class VariantLog:
 class VariantTraining(NamedTuple):
     """A training that takes turns with others, and the log that it writes."""
 
-    training: Trainer
+    trainer: Trainer
     log: VariantLog
 
 

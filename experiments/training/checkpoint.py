@@ -73,14 +73,14 @@ class TrainingState:
     augmentation: Generator
     steps: StepLog
 
-    def shared(self) -> dict[str, Any]:
+    def shared_state(self) -> dict[str, Any]:
         """Return the part that is alike on all workers, unless they have drifted apart.
 
         It holds tensors, numbers and text only.
         """
         return {"parameters": self._model_tensors(trained=True), "optimiser": self.optimiser.state_dict()}
 
-    def own(self) -> dict[str, Any]:
+    def rank_state(self) -> dict[str, Any]:
         """Return the part that differs between workers, with batch-norm statistics."""
         device = self.augmentation.device
         return {
@@ -144,7 +144,7 @@ class Checkpointer:
         log_bytes = 0
         faults = []
         for candidate in gathered[0]:
-            whys = gather_json(self.comm, self._load(candidate), self.device)
+            whys = gather_json(self.comm, self._try_load(candidate), self.device)
             why = next((f"{why} (rank {rank})" for rank, why in enumerate(whys) if why), None)
             if why is None:
                 step = candidate["step"]
@@ -159,7 +159,7 @@ class Checkpointer:
                 # Neither what is later nor what was never whole fits the logs that will be written from here.
                 if saved > step or not (path / "whole.json").exists():
                     remove_path(path)
-            self._report(faults, step)
+            self._report_faults(faults, step)
         self.comm.barrier()
         if self.agreement.vote_now() == STOP:
             raise Preempted(step)
@@ -199,7 +199,7 @@ class Checkpointer:
         folder = self.attempt.checkpoints / str(done)
         rank = self.comm.rank
         failed: OSError | None = None
-        shared = state.shared()
+        shared = state.shared_state()
         digests = gather_json(self.comm, state_digest(shared), self.device)
         same_as = digests.index(digests[rank])
         try:
@@ -208,7 +208,7 @@ class Checkpointer:
             folder.mkdir(exist_ok=True)
             note = {
                 "log_bytes": log_bytes,
-                "own": write_state(folder / RANK_FILE.format(rank), state.own()),
+                "own": write_state(folder / RANK_FILE.format(rank), state.rank_state()),
                 "same_as": same_as,
                 "shared": write_state(folder / SHARED_FILE.format(rank), shared) if same_as == rank else None,
             }
@@ -216,7 +216,8 @@ class Checkpointer:
             failed = error
             note = {"errno": error.errno, "why": error.strerror}
         notes = gather_json(self.comm, note, self.device)
-        if refused := [other for other, written in enumerate(notes) if "errno" in written]:
+        refused = [other for other, written in enumerate(notes) if "errno" in written]
+        if refused:
             if rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)  # the error to tell is the first one
             first = notes[refused[0]]
@@ -244,17 +245,17 @@ class Checkpointer:
         notes = {
             step: read_struct_or_none(path / "whole.json", CheckpointNote) for step, path in saved.items()
         }
-        fitting = {step: note for step, note in notes.items() if note and self._fits(note, step)}
+        fitting = {step: note for step, note in notes.items() if note and self._is_loadable(note, step)}
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
 
-    def _fits(self, note: CheckpointNote, step: int) -> bool:
+    def _is_loadable(self, note: CheckpointNote, step: int) -> bool:
         """Tell whether it is of this step and of so many ranks, and by this code."""
         shared = [part for part in note.ranks if part.same_as < len(note.ranks)]
         all_there = all(note.ranks[part.same_as].shared for part in shared)
         same = (note.format, note.step, len(shared)) == (FORMAT, step, self.comm.size)
         return same and all_there and len(note.ranks) == self.comm.size
 
-    def _load(self, candidate: Mapping[str, Any]) -> str | None:
+    def _try_load(self, candidate: Mapping[str, Any]) -> str | None:
         """Read this rank's part; returns what is wrong with it."""
         notes = candidate["ranks"]
         folder = self.attempt.checkpoints / str(candidate["step"])
@@ -271,7 +272,7 @@ class Checkpointer:
             return str(error)
         return None
 
-    def _report(self, faults: list[dict[str, Any]], step: int) -> None:
+    def _report_faults(self, faults: list[dict[str, Any]], step: int) -> None:
         if not faults:
             return
         for fault in faults:

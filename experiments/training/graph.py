@@ -97,25 +97,26 @@ class GraphedStep:
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
         if self.is_off:
             return self.work(inputs, labels)
-        if (places := self._places(inputs, labels)) != self.places:
+        places = self._memory_layout(inputs, labels)
+        if places != self.places:
             self.places = places
             self.steps = 0
             self.repeat = None
         self.steps += 1
         if self.repeat is None:
             if self.steps > NUM_WARMUP_STEPS:
-                return self._try(inputs, labels)
+                return self._capture_and_compare(inputs, labels)
             return self.recorder.run(lambda: self.work(inputs, labels))
-        return self._repeat(inputs, labels)
+        return self._replay(inputs, labels)
 
-    def _places(self, inputs: Tensor, labels: Tensor) -> list[Any]:
+    def _memory_layout(self, inputs: Tensor, labels: Tensor) -> list[Any]:
         """All that a recording takes for granted: addresses, and the batch's kind."""
         addresses = [p.data_ptr() for p in self.parameters]
         addresses += [0 if p.grad is None else p.grad.data_ptr() for p in self.parameters]
         addresses += [buffer.data_ptr() for buffer in self.buffers]
         return [*addresses, *((t.shape, t.stride(), t.dtype) for t in (inputs, labels))]
 
-    def _repeat(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _replay(self, inputs: Tensor, labels: Tensor) -> Tensor:
         assert self.static is not None
         assert self.repeat is not None
         for static, batch_tensor in zip(self.static, (inputs, labels), strict=True):
@@ -123,7 +124,7 @@ class GraphedStep:
         self.repeat()
         return self.loss.clone()  # the next step writes to the same place
 
-    def _try(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _capture_and_compare(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Record the work, do this step plainly, and compare. The host waits, this once."""
         written = [self.gradients.flat, *self.buffers]
         before = [tensor.clone() for tensor in written]
@@ -138,13 +139,13 @@ class GraphedStep:
             return self.work(inputs, labels)
         loss = self.recorder.run(lambda: self.work(inputs, labels))
         plain = [tensor.clone() for tensor in written]
-        copy_tensors(before, written)
-        repeated = self._repeat(inputs, labels)
+        copy_into_tensors(before, written)
+        repeated = self._replay(inputs, labels)
         host_sync.record_syncs(1 + len(written))
         if torch.equal(repeated, loss) and all(map(torch.equal, plain, written)):
             self.outcome = RECORDED
         else:
-            copy_tensors(plain, written)
+            copy_into_tensors(plain, written)
             self._turn_off("repeated, it gave other numbers")
         return loss
 
@@ -157,7 +158,7 @@ class GraphedStep:
         self.say(f"forward and backward run without a CUDA graph: {why}")
 
 
-def copy_tensors(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def copy_into_tensors(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the values into the tensors."""
     for value, tensor in zip(values, tensors, strict=True):
         tensor.copy_(value)

@@ -117,14 +117,14 @@ class Trainer:
                 method, named, instrumented, timer, seed, select=settings.select, group_buckets=together
             )
             self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
-        augmentation = BucketContext(seed, comm.rank, -1).make_generator_for_rank(
-            device
-        )  # -1: no bucket has this number
+        # -1: no bucket has this number.
+        augmentation = BucketContext(seed, comm.rank, -1).make_generator_for_rank(device)
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
         self.looks = None
-        if (every := settings.train.look_every) and comm.rank == 0:
+        every = settings.train.look_every
+        if every and comm.rank == 0:
             self.looks = SelectionLooks(self.aggregator.gradients.buckets, log, every, seed)
         self.state = TrainingState(self.model, optimiser, self.aggregator, augmentation, self.log)
         timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0

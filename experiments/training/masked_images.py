@@ -32,7 +32,7 @@ class ModelSize(NamedTuple):
     decoder_layers: int
     decoder_heads: int
 
-    def network(self, channels: int, pixels: int, classes: int) -> MAE:
+    def make_network(self, channels: int, pixels: int, classes: int) -> MAE:
         return MAE(channels, pixels, self)
 
 

@@ -79,7 +79,7 @@ class Settings(Mapping[str, Any]):
     def with_setting(self: SettingsT, dotted: str, value: Any) -> SettingsT:
         """Return a copy with another value for a dotted key."""
         name, _, rest = dotted.partition(".")
-        changed: SettingsT = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
+        changed: SettingsT = replace(  # type: ignore[type-var]  # each kind of Settings is a dataclass
             self, **{name: getattr(self, name).with_setting(rest, value) if rest else _freeze(value)}
         )
         return changed
@@ -99,7 +99,7 @@ class Settings(Mapping[str, Any]):
 
 
 def iterate_setting_types(kind: Any, kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key and its type, annotated with its meaning.
+    """Yield every dotted key and its type, annotated with its meaning.
 
     Args:
         kinds: of a part, by its name, the class that it has; None where it is left out.

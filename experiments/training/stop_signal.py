@@ -53,7 +53,7 @@ class StopSignal:
         self.process = os.getpid()
         for number in STOP_SIGNALS:
             if number not in TERMINAL_SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._take)
+                signal.signal(number, self._handle_signal)
         signal.signal(signal.SIGCONT, lambda number, frame: _continued.append(time.monotonic()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return self
@@ -67,7 +67,7 @@ class StopSignal:
         """Tell whether it has been too long for a worker that still waits for the others to come."""
         return self.received_at is not None and time.monotonic() - self.received_at > MAX_WAIT_ALONE_S
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         # A forked child, as a DataLoader's worker is, inherits this handler, and SLURM signals it too.
         if os.getpid() == self.process and self.received_at is None:
             self.received_at = time.monotonic()
@@ -118,7 +118,7 @@ class StopAgreement:
         self.steps += 1
         if self.steps < self.gap:
             return GO_ON
-        own_vote = self._word() * (MAX_STEPS + 1) + self._proposal()
+        own_vote = self._own_vote() * (MAX_STEPS + 1) + self._propose_gap()
         started_s = self.clock()
         word, gap = divmod(self.comm.lagged_max(own_vote), MAX_STEPS + 1)
         if self.clock() - started_s > LONG_WAIT_S:
@@ -127,7 +127,7 @@ class StopAgreement:
         self.steps = 0
         return word
 
-    def _word(self) -> int:
+    def _own_vote(self) -> int:
         if self.stop.is_set:
             return STOP
         if self.comm.rank or self.save_every_s is None or self.clock() - self.saved_at < self.save_every_s:
@@ -135,7 +135,7 @@ class StopAgreement:
         self.saved_at = self.clock()  # asked once
         return SAVE
 
-    def _proposal(self) -> int:
+    def _propose_gap(self) -> int:
         """Rank 0's alone: clocks and loads differ."""
         now = self.clock()
         elapsed_s = now - self.voted_at

@@ -232,7 +232,7 @@ class FastImageTask(Task):
         ValueError: the learning rate would be nothing before it has risen.
     """
 
-    fitted: ClassVar[int] = 2000  # training images
+    num_fitted_images: ClassVar[int] = 2000  # training images
     lr_zero_epoch: float  # the learning rate falls to 0 by then, linearly, from the end of its warm-up
     smoothing: float  # the share of each label that is spread evenly over all classes, in training
 
@@ -246,7 +246,7 @@ class FastImageTask(Task):
 
     def make_network(self, data: Dataset) -> nn.Module:
         model = super().make_network(data)
-        images = data.normalize(data.read_images(data.train.images[: self.fitted]).float())
+        images = data.normalize(data.read_images(data.train.images[: self.num_fitted_images]).float())
         for layer in model.modules():
             if isinstance(layer, Whitening):
                 layer.fit(images.permute(0, 3, 1, 2).cpu())

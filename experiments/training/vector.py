@@ -17,9 +17,8 @@ from sparsify.types import BucketContext
 
 SPARE_ELEMENTS = 2**16  # elements beyond n: so many different gradients are views of the same memory
 TAIL_SHAPE = 0.25  # shape of the generalised Pareto distribution: its moments below 1 / 0.25 = 4 are finite
-BUCKET_NUMBER = (
-    -2
-)  # in place of a bucket's, for the generators: no bucket has it, and -1 is the augmentation's
+# In place of a bucket's, for the generators: no bucket has it, and -1 is the augmentation's.
+BUCKET_NUMBER = -2
 EPOCH_STEPS = 100  # what an epoch is where nothing is passed over; train.epoch_steps says otherwise
 
 

@@ -45,14 +45,14 @@ class RunComponents(NamedTuple):
     variants: Mapping[str, RunComponents] = {}  # where several take turns, with the same data
 
     @property
-    def turns(self) -> AlternationSchedule:
+    def alternation_schedule(self) -> AlternationSchedule:
         """The rules by which variants take turns."""
         return AlternationSchedule(self.config.alternate, self.config.timing.warmup_steps, self.config.seed)
 
     @property
     def num_steps(self) -> int:
         """Steps of all variants; where they take turns, the least."""
-        return self.settings.num_steps or len(self.variants) * self.turns.steps_of_blocks(
+        return self.settings.num_steps or len(self.variants) * self.alternation_schedule.steps_of_blocks(
             self.config.alternate.blocks
         )
 
@@ -62,7 +62,7 @@ class RunComponents(NamedTuple):
         """Return the network and the clocks that `virtual.run` takes, in this timing mode."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster), cluster
-        return cluster.to_network(), self.synchronise, self.event_recorder if mode == "production" else None
+        return cluster.to_network(), self.synchronize, self.event_recorder if mode == "production" else None
 
     def make_timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
         """Return the timer of one rank.
@@ -84,14 +84,14 @@ class RunComponents(NamedTuple):
             kept_steps: Container[int] = range(first_steps[0], sys.maxsize)
         else:
             kept_steps = {first + offset for first in first_steps for offset in range(timing.span_steps)}
-        return PhaseTimer(mode, clock, self.synchronise, event, kept_steps.__contains__, count_continuations)
+        return PhaseTimer(mode, clock, self.synchronize, event, kept_steps.__contains__, count_continuations)
 
     @property
     def event_recorder(self) -> Callable[[], Any] | None:
         """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
         return record_cuda_event if self.settings.device.type == "cuda" else None
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
         if self.settings.device.type == "cuda":
             torch.cuda.synchronize()

@@ -46,16 +46,14 @@ if TYPE_CHECKING:  # importing it without Horovod is an error
 
     AnyComm = TorchComm | HorovodComm
 
-START_TIMEOUT = timedelta(
-    minutes=10
-)  # for the last worker to start; its container may have to be loaded first
+# For the last worker to start; its container may have to be loaded first.
+START_TIMEOUT = timedelta(minutes=10)
 # Who starts processes that can meet without our help: the rest needs a folder that all of them see.
 COMM_BY_LAUNCHER = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch"}
 ADDRESS_FILE = "meet.json"
 POLL_S = 0.05
-REQUEST_TIMEOUT = timedelta(
-    seconds=60
-)  # that the server may take for a request; rank 0 may be loading its data
+# That the server may take for a request; rank 0 may be loading its data.
+REQUEST_TIMEOUT = timedelta(seconds=60)
 
 
 def say_to_stderr(line: str) -> None:
@@ -212,7 +210,8 @@ def with_waiting_message(
         nonlocal has_told
         if not has_told and time.monotonic() > tells_at:
             has_told = True
-            if missing := name_missing():
+            missing = name_missing()
+            if missing:
                 say(f"waiting for {missing} to come; Ctrl-C ends the wait")
         return give_up()
 
@@ -239,7 +238,7 @@ class RendezvousStore(NamedTuple):
 
     store: Store
     address: str  # of rank 0's machine
-    own: str | None = None  # this worker's address towards it; None on rank 0's own node
+    own_address: str | None = None  # this worker's address towards it; None on rank 0's own node
 
 
 def check_gpus_differ(
@@ -265,7 +264,7 @@ def check_gpus_differ(
 
 
 def find_common_interface(
-    meeting: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
+    rendezvous: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
     """Return this node's interface to the others, when all came; None where all workers are on one node.
 
@@ -277,13 +276,14 @@ def find_common_interface(
     Raises:
         WorkerLost: somebody did not come.
     """
-    store = meeting.store
-    store.set(f"came/{rank}", meeting.address if meeting.own else "")
+    store = rendezvous.store
+    store.set(f"came/{rank}", rendezvous.address if rendezvous.own_address else "")
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
-    routes = [route for other in range(size) if (route := store.get(f"came/{other}").decode())]
+    routes = [store.get(f"came/{other}").decode() for other in range(size)]
+    routes = [route for route in routes if route]
     if not routes:
         return None
-    return interface_with_address(meeting.own or max(routes, key=routes.count))
+    return interface_with_address(rendezvous.own_address or max(routes, key=routes.count))
 
 
 def open_rendezvous_store(
@@ -309,7 +309,8 @@ def open_rendezvous_store(
         ValueError: there is no such interface, or no free port.
     """
     if same_host:
-        if locks.supports_locks(file := folder / "rendezvous"):  # which torch locks
+        file = folder / "rendezvous"
+        if locks.supports_locks(file):  # which torch locks
             return RendezvousStore(FileStore(str(file), place.size), "127.0.0.1")
         interface = environment.gloo_interface()
     if place.rank == 0:
@@ -333,7 +334,8 @@ def open_rendezvous_store(
         # Listing the folder makes a network file system look again.
         if ADDRESS_FILE in os.listdir(folder) and (tried := read_json_or_none(folder / ADDRESS_FILE)):
             for address in tried["addresses"]:
-                if (own_address := local_address_towards(address, tried["port"])) is not None:
+                own_address = local_address_towards(address, tried["port"])
+                if own_address is not None:
                     store = TCPStore(address, tried["port"], is_master=False, timeout=REQUEST_TIMEOUT)
                     beside = tried["node"] == environment.node_name()
                     return RendezvousStore(store, address, None if beside else own_address)

@@ -101,9 +101,9 @@ def check_machine(
     facts: dict[str, Any] = {}
     if is_emulated(cluster) and comm.size > 1:
         asks_collectives = config.launch.probe == "collectives"
-        fields = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asks_collectives)
-        facts = {"link": {**fields.recorded(), **describe_cores(), **(network or {})}}
-        wrong = link_probe.describe_mismatches(link, fields, cluster.link.loss > 0)
+        probed = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asks_collectives)
+        facts = {"link": {**probed.to_record(), **describe_cores(), **(network or {})}}
+        wrong = link_probe.describe_mismatches(link, probed, cluster.link.loss > 0)
     elif device.type == "cpu":
         gpu = "none"
         link = link if link_kind(link) in GPU_LINKS else "none"
@@ -198,7 +198,7 @@ def describe_group(group: WorkerGroup) -> dict[str, Any]:
         "topology": [["X" if a is b else connection_between(a, b) for b in workers] for a in workers],
         "peer_access": [["X" if a is b else a.peers.get(b.bus) for b in workers] for a in workers],
         "nccl": workers[0].nccl,
-        "bus_bandwidth": group.measured,  # GB/s
+        "bus_bandwidth": group.bus_bandwidth_gb_s,  # GB/s
     }
 
 
@@ -246,7 +246,8 @@ def pin_to_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
         relay_cpus: CPUs that no node has.
     """
     set_time_slice()
-    if cores := sorted(assignable_cpus() - {*relay_cpus}):
+    cores = sorted(assignable_cpus() - {*relay_cpus})
+    if cores:
         os.sched_setaffinity(0, cores_of_node(cores, node, nodes))
 
 

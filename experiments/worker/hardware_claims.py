@@ -36,7 +36,7 @@ class WorkerGroup(NamedTuple):
     """All workers, by rank, and the bus bandwidth measured over all of them."""
 
     workers: list[WorkerHardware]
-    measured: float | None  # GB/s
+    bus_bandwidth_gb_s: float | None  # GB/s
 
     @property
     def hosts(self) -> list[str]:
@@ -49,7 +49,7 @@ class WorkerGroup(NamedTuple):
         return [(a, b) for a, b in combinations(self.workers, 2) if a.host == b.host]
 
     @property
-    def slot(self) -> float | None:
+    def pcie_gb_s(self) -> float | None:
         """GB/s of the fastest PCIe slot; None where it bounds nothing: unknown, or the network takes part."""
         bandwidths = [worker.pcie for worker in self.workers if worker.pcie is not None]
         return max(bandwidths) if len(bandwidths) == len(self.workers) and len(self.hosts) == 1 else None
@@ -78,7 +78,8 @@ def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
         observation = f"{', '.join(hosts)} has {' and '.join(models)}"
         advice = f"choose another partition or constraint, correct cluster.gpu, {LABEL_ADVICE}"
         sentences.append(f"gpu={gpu} was asked for, but {observation}; {advice}")
-    if (kind := link_kind(link)) and len(group.workers) > 1:
+    kind = link_kind(link)
+    if kind and len(group.workers) > 1:
         for observation, instead in CHECKS_BY_LINK_KIND[kind](group):
             advice = f"choose {instead}, another partition, {LABEL_ADVICE}"
             sentences.append(f"link={link} was asked for, but {observation}; {advice}")
@@ -101,10 +102,10 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
     if any(map(is_peer_access_disabled, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
-    slot = group.slot
+    slot = group.pcie_gb_s
     offered = min(_nvlink_gb_s(worker, group) for worker in group.workers)
-    if slot and group.measured and offered >= 2 * slot >= 2 * group.measured:
-        rates = f"{group.measured} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
+    if slot and group.bus_bandwidth_gb_s and offered >= 2 * slot >= 2 * group.bus_bandwidth_gb_s:
+        rates = f"{group.bus_bandwidth_gb_s} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
         yield f"an all-reduce ran at {rates}", "link=pcie, to let NCCL_DEBUG=INFO tell what NCCL takes"
 
 
@@ -118,8 +119,8 @@ def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     ]
     if free:
         yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
-    if group.slot and group.measured and group.measured > group.slot:
-        rates = f"{group.measured} GB/s, more than PCIe can carry there, {group.slot}"
+    if group.pcie_gb_s and group.bus_bandwidth_gb_s and group.bus_bandwidth_gb_s > group.pcie_gb_s:
+        rates = f"{group.bus_bandwidth_gb_s} GB/s, more than PCIe can carry there, {group.pcie_gb_s}"
         yield f"an all-reduce ran at {rates}", "link=nvlink"
 
 

@@ -71,7 +71,7 @@ class ProbedLink(NamedTuple):
         """The bandwidth that every node had, whatever the others did."""
         return min(*self.pairs_gbit_s, self.together_gbit_s)
 
-    def recorded(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the fields that were asked for, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
@@ -220,7 +220,7 @@ def _median_seconds(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes:
                 computed += 1
             comm.barrier()
             started_s = time.perf_counter()
-            cases[index].do()
+            cases[index].run()
             spans_by_case[index].append((started_s, time.perf_counter()))
     spans_by_worker = np.array(gather_json(comm, spans_by_case, CPU))  # (workers, cases, rounds, 2)
     started_s, ended = np.moveaxis(spans_by_worker[:, :, 1:].max(axis=0), -1, 0)
@@ -233,7 +233,7 @@ class ProbeCase(NamedTuple):
 
     kind: str
     size: int
-    do: Callable[[], object]
+    run: Callable[[], object]
     cost: CollectiveCost
     nbytes: int  # that a worker brings
 
@@ -329,11 +329,11 @@ class TrafficMeter(CountingComm):
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
         self.began = counters.read_counters()
-        self.really = 0.0
+        self.actual_bytes = 0.0
         self.calls = 0
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        self.really += tensor.nbytes * sum(source == self.rank for source, _ in route)
+        self.actual_bytes += tensor.nbytes * sum(source == self.rank for source, _ in route)
         return super().permute(tensor, route)
 
     def barrier(self) -> None:
@@ -348,11 +348,11 @@ class TrafficMeter(CountingComm):
         super()._count(kind, nbytes, size)
         self.calls += 1
         if kind == "broadcast":  # each of the others gets it once, from whomever
-            self.really += nbytes * (size - 1) / size
+            self.actual_bytes += nbytes * (size - 1) / size
         elif kind != "permute":
-            self.really += self.predict_cost(kind, nbytes, size).cost.sent_bytes
+            self.actual_bytes += self.predict_cost(kind, nbytes, size).cost.sent_bytes
 
-    def found(self) -> dict[str, float] | None:
+    def count_traffic(self) -> dict[str, float] | None:
         """Return the bytes of all workers since this was made, for the record. Collective.
 
         None where they are on no nodes of their own.
@@ -362,7 +362,7 @@ class TrafficMeter(CountingComm):
             return None
         counts = [
             now.sent_bytes - self.began.sent_bytes,
-            self.really,
+            self.actual_bytes,
             now.resent - self.began.resent,
             self.calls,
         ]

@@ -79,7 +79,7 @@ class StartedRun(NamedTuple):
     progress: ProgressFile
     facts: dict[str, Any]  # provenance; what is found out about the machine is added
     network: Mapping[str, Any] | None  # facts about the emulated one, if there is one
-    owned: contextlib.ExitStack  # logs, which are this process's until the manifest is written
+    exit_stack: contextlib.ExitStack  # logs, which are this process's until the manifest is written
 
 
 def execute_run(
@@ -101,7 +101,8 @@ def execute_run(
     device = prepare_device(config, place)
     hardware.prepare_machine(config, place, device, orders.network)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
-    if is_virtual := isinstance(config.cluster, VirtualCluster):
+    is_virtual = isinstance(config.cluster, VirtualCluster)
+    if is_virtual:
         memory.check_memory([*run.variants.values()] or [run], config.workers)
     facts = {**collect_provenance(run.data.name, run.data.digest, device), "image": orders.image}
     facts["precision"] = effective_precision(config.precision, device)
@@ -142,7 +143,7 @@ def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
     settings = run.settings
     path = attempt.rank_path(comm.rank)
     report_progress = ignore_progress
-    log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
+    log = started.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_open()
         started.progress.newest = log.progress
@@ -181,7 +182,7 @@ def check_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | Non
         MachineMismatch: on all workers alike, if they differ by more than headers; unless
             launch.on_mismatch=label.
     """
-    traffic = meter.found()
+    traffic = meter.count_traffic()
     if traffic and (why := counters.explain_uncounted_bytes(traffic, meter.size)):
         if config.launch.on_mismatch == "stop":
             raise hardware.MachineMismatch(f"{why}: please report it, {LABEL_ADVICE}")
@@ -252,8 +253,8 @@ def train_variants(
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
     words = choose_collectives(comm, run.config.collectives, link)  # what is gathered between turns
-    ended = train_alternately(variants, words, run.turns, run.settings.device, after_block)
-    steps = run.turns.steps_of_blocks(ended.blocks)
+    ended = train_alternately(variants, words, run.alternation_schedule, run.settings.device, after_block)
+    steps = run.alternation_schedule.steps_of_blocks(ended.blocks)
     outcomes = {
         name: summarize_training(training.finish(), words, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()

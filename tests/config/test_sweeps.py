@@ -36,6 +36,6 @@ def test_a_sweep_has_one_name_that_a_file_can_have() -> None:
 
 
 def test_more_than_a_thousand_runs_are_made_on_request_only(here: Command) -> None:
-    assert len(grid.resolve_grid([*WORDS[:-2], "seed=range(0,1001)"], many=True)) == 1001
+    assert len(grid.resolve_grid([*WORDS[:-2], "seed=range(0,1001)"], allow_many=True)) == 1001
     words = ["task=cnn_digits", "profile=smoke", "cluster=generic_slurm", "seed=range(0,1001)"]
     refused(here("submit", *words), "1,001 runs", "--yes")

@@ -35,7 +35,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     begun = start_attempt(run, folders)
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
-    assert begun.folder == folders.launch(begun.attempt)
+    assert begun.folder == folders.launch_folder(begun.attempt)
     orders = RunOrders.read(Path(begun.orders))
     assert Config.from_record(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)

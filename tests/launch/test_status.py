@@ -76,8 +76,8 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
         folders = ResultFolders(tmp_path / str(number))
         attempt = begun(folders, state=state, step=5)
         if is_by_us:
-            folders.launch(attempt).mkdir(parents=True)
-            (folders.launch(attempt) / CANCEL_FILE).touch()
+            folders.launch_folder(attempt).mkdir(parents=True)
+            (folders.launch_folder(attempt) / CANCEL_FILE).touch()
         report = JobReport(known, "7", job_state, nodes="n1")
         run = StatusView(folders, {attempt: report}).run_status(attempt)
         assert run.display_state == word

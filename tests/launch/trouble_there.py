@@ -91,7 +91,9 @@ class Bench:
         return [self.folders.store.attempts(run)[-1] for run in runs]
 
     def newest_start(self, attempt: Attempt) -> Path | None:
-        starts = sorted(self.folders.launch(attempt).glob("start-*"), key=lambda path: path.stat().st_mtime)
+        starts = sorted(
+            self.folders.launch_folder(attempt).glob("start-*"), key=lambda path: path.stat().st_mtime
+        )
         return starts[-1] if starts else None
 
     def was_interrupted(self, attempt: Attempt) -> bool:
@@ -100,7 +102,7 @@ class Bench:
         A run that is quicker than its trouble does not.
         """
         made = self.folders.store.attempts(attempt.run_id)
-        return len([start for one in made for start in self.folders.launch(one).glob("start-*")]) > 1
+        return len([start for one in made for start in self.folders.launch_folder(one).glob("start-*")]) > 1
 
     def told(self, attempt: Attempt) -> str:
         """Return what SLURM has written to the logs of its job."""

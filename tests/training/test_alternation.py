@@ -57,7 +57,7 @@ def alternated(
         ended = train_alternately(
             variants, comm, turns, CPU, lambda done: done >= told_after, clock(comm.rank)
         )
-        weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
+        weights = {name: first(variant.trainer.finish().model) for name, variant in variants.items()}
         return ended, lines.of("step"), weights
 
     return virtual.run(2, body)

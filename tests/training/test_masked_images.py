@@ -34,7 +34,7 @@ def _as_cifar10(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task() -> MaskedImageTask:
-    return MaskedImageTask("digits32", SMALL.network, 20, 0.2, 0.9, 0.0, 0, (), False, SMALL.patch)
+    return MaskedImageTask("digits32", SMALL.make_network, 20, 0.2, 0.9, 0.0, 0, (), False, SMALL.patch)
 
 
 def mae(data: Dataset) -> MAE:

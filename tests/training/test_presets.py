@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.tasks import FILES, chance
+from experiments.tasks import FILES, chance_top1_percent
 from experiments.training.datasets import load
 from sparsify.core.spec import Registry
 from tests.conftest import loaded_by
@@ -26,10 +26,16 @@ def test_a_python_file_stands_in_for_the_task_of_its_name(tmp_path: Path) -> Non
 def test_chance_is_the_share_of_the_most_frequent_class() -> None:
     labels = load("digits", None, torch.device("cpu")).test.labels
     share = 100 * float(labels.bincount().max()) / len(labels)
-    assert chance("cnn_digits") == chance("own_digits") == pytest.approx(share, abs=0.01)
-    assert chance("cnn_cifar10") == 10
-    assert [chance(name) for name in ("maetiny_cifar10", "vector", "own_seashells")] == [None] * 3
+    assert (
+        chance_top1_percent("cnn_digits")
+        == chance_top1_percent("own_digits")
+        == pytest.approx(share, abs=0.01)
+    )
+    assert chance_top1_percent("cnn_cifar10") == 10
+    assert [chance_top1_percent(name) for name in ("maetiny_cifar10", "vector", "own_seashells")] == [
+        None
+    ] * 3
 
 
 def test_chance_is_known_without_torch() -> None:
-    assert "torch" not in loaded_by("from experiments.tasks import chance; chance('cnn_cifar10')")
+    assert "torch" not in loaded_by("from experiments.tasks import chance_top1_percent; chance_top1_percent('cnn_cifar10')")

@@ -95,7 +95,7 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
     assert len(first.pairs_gbit_s) == len(at_once)
     assert first.latency_s > 0
     # Of the link alone nothing is recorded of collectives.
-    assert {*first.recorded()}.isdisjoint(vars(link_probe.CollectiveFits({})))
+    assert {*first.to_record()}.isdisjoint(vars(link_probe.CollectiveFits({})))
     back = [tuple((receiver, sender) for sender, receiver in pairs) for pairs in at_once]
     assert routes == {((0, 2), (2, 4), (4, 0)), *at_once, *back}
 
@@ -161,7 +161,7 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
         meter.permute(ten, [(0, 1), (2, 3)])  # of two workers
         meter.broadcast(ten)  # to three others, by whomever
         DirectComm(meter).barrier()
-        return meter.found(), meter.sent_bytes
+        return meter.count_traffic(), meter.sent_bytes
 
     counted = 4 * 120 + 4 * 60 + 80 + 120
     found = {"sent_bytes": 0, "counted_bytes": counted, "resent": 0, "calls": 20}
@@ -170,7 +170,7 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
 
 def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "read_counters", lambda: None)
-    assert virtual.run(2, lambda comm: TrafficMeter(comm).found()) == [None, None]
+    assert virtual.run(2, lambda comm: TrafficMeter(comm).count_traffic()) == [None, None]
 
 
 def test_more_than_headers_is_told_and_so_is_less_than_was_counted() -> None:

@@ -63,7 +63,9 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
         name = f"{len(train):,} images of {len(classes):,} classes in place of ImageNet"
     mean = (0.485, 0.456, 0.406)  # of torchvision's models
     std = (0.229, 0.224, 0.225)
-    data = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
+    data = ImageFileDataset(
+        name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std
+    )
     return replace(data, folder=folder, files=files).to(device)
 
 
@@ -90,7 +92,7 @@ def _digest(folder: Path, files: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class ImageFiles(Dataset):
+class ImageFileDataset(Dataset):
     """A data set whose splits hold numbers of files.
 
     Training images are cropped and flipped as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip
