@@ -45,8 +45,8 @@ LISTED_FIRST = ("run", "reproduce")  # everybody needs these
 STARTING_WORKERS = ("reproduce", "submit", "sweep")
 GLOBAL_OPTIONS = ("-h", "--help", "--traceback", "--version")  # options that need no command
 GLOBAL_OPTION_HELP = {
-    "COMMAND --help": "what stands behind a command",
-    "--version": "which version this is",
+    "COMMAND --help": "show the words and options of a command",
+    "--version": "show the version",
     "--traceback": "show where an error came from",
     "FORCE=1": "as --force: measure again what is already measured (earlier attempts are kept)",
 }

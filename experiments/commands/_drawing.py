@@ -203,8 +203,8 @@ def draw_in_parallel(
         records: of each figure. None and errors are yielded as they are.
     """
     calls = (
-        partial(_try_render_figure, *picture, found, folder)
-        for picture, found in zip(pictures, records, strict=True)
+        partial(_try_render_figure, *picture, figure_records, folder)
+        for picture, figure_records in zip(pictures, records, strict=True)
     )
     return call_in_parallel(calls, len(pictures))
 
@@ -266,17 +266,17 @@ def find_records(
 ) -> FigureRecords | None:
     """Return the records of a figure, this checkout's first; None where no source has all of its runs."""
     path = folders.index / f"{figure.stem(profile)}.json"
-    own = read_or_none(lambda: read_struct(path, RunIndex))
-    if own:
-        frames, notes = load_newest_cached(folders.store, own.runs, folders.records)
+    index = read_or_none(lambda: read_struct(path, RunIndex))
+    if index:
+        frames, notes = load_newest_cached(folders.store, index.runs, folders.records)
         for note in notes:
             say(note)
-        missing = set(own.runs) - set(frames.runs["run_id"])
+        missing = set(index.runs) - set(frames.runs["run_id"])
         if not missing:
-            attempts = filter(None, map(folders.store.find_newest_valid, own.runs))
+            attempts = filter(None, map(folders.store.find_newest_valid, index.runs))
             return FigureRecords(frames, OWN_RUNS, (*notes, *filter(None, [describe_code_changes(attempts)])))
         say(
-            f"{figure.name}-{profile} is not drawn from {OWN_RUNS}: {len(missing)} of {len(own.runs)} are "
+            f"{figure.name}-{profile} is not drawn from {OWN_RUNS}: {len(missing)} of {len(index.runs)} are "
             "not here"
         )
     return find_shipped_records(figure, profile, folders, shipped)

@@ -35,17 +35,17 @@ def load_runs(folders: ResultFolders) -> pd.DataFrame:
     for run in sorted({*folders.store.run_ids()} - {*newest_numbers}):
         say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
     frames = loading.load_by_source(folders.results, folders.shipped, ["runs"], say)
-    own = frames[loading.OWN].runs
+    own_runs = frames[loading.OWN].runs
     shipped = frames[loading.SHIPPED].runs
-    whole_numbers = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
+    whole_numbers = dict(zip(own_runs["run_id"], own_runs["attempt"], strict=True)) if len(own_runs) else {}
     # A run whose newest attempt is not whole is shown in the state of that attempt.
     unfinished = [run for run, number in newest_numbers.items() if whole_numbers.get(run) != number]
-    if len(own):
-        own = own[~own["run_id"].isin(unfinished)]
+    if len(own_runs):
+        own_runs = own_runs[~own_runs["run_id"].isin(unfinished)]
     statuses = query_statuses([folders.store.attempts(run)[-1] for run in unfinished], folders)
     rows = [_unfinished_row(attempt, status.display_state) for attempt, status in statuses.items()]
     parts = [
-        own.assign(state=run_states(own)),
+        own_runs.assign(state=run_states(own_runs)),
         pd.DataFrame(rows),
         shipped.assign(state=run_states(shipped)),
     ]
@@ -82,9 +82,9 @@ def filter_runs(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
     """
     for word in words:
         runs = runs[_fits_filter(runs, word)]
-    own = runs[runs["source"] == loading.OWN]
-    if len(own) and not any(word.startswith("source=") for word in words):
-        runs = own
+    own_runs = runs[runs["source"] == loading.OWN]
+    if len(own_runs) and not any(word.startswith("source=") for word in words):
+        runs = own_runs
     chosen: pd.DataFrame = runs.reset_index(drop=True)
     return chosen
 

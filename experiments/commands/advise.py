@@ -86,17 +86,17 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
         save: the name of the files that are written.
     """
     config, values = _parse_words(words)
-    known = KnownTimes(config, ResultFolders())
-    scenario, unranked = make_scenario(values, known)
+    known_times = KnownTimes(config, ResultFolders())
+    scenario, unranked = make_scenario(values, known_times)
     model = values.get("parameters")
     if model not in ELEMENTS_BY_MODEL:
         model = str(config["task"]["name"])
     predictions = rank_methods(scenario, partial(iterate_with_progress, noun="methods"))
-    table = make_table(predictions, scenario, known, model, unranked)
+    table = make_table(predictions, scenario, known_times, model, unranked)
     print_table(table)
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
-    folder = known.folders.figures
+    folder = known_times.folders.figures
     tables.save_tables([table], folder, name)
     write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.to_markdown()}")
     say(str(folder / f"{name}.md"))
@@ -121,22 +121,22 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, values
 
 
-def make_scenario(values: Mapping[str, Any], known: KnownTimes) -> tuple[Scenario, list[str]]:
+def make_scenario(values: Mapping[str, Any], known_times: KnownTimes) -> tuple[Scenario, list[str]]:
     """Return the scenario to predict, and the methods that can't be ranked.
 
     Raises:
         ValueError: a time or a size is neither given nor known.
     """
-    config = known.config
+    config = known_times.config
     network = _make_network(config)
     task = config["task"]
-    compute_time = _parse_time("compute_s", values) or known.find_compute_time()
+    compute_time = _parse_time("compute_s", values) or known_times.find_compute_time()
     if compute_time is None:
         place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
         batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
         raise ValueError(
-            f"how long task={task['name']} computes on {known.machine} is not known, for no dense run of it "
-            f"with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
+            f"how long task={task['name']} computes on {known_times.machine} is not known, for no dense run "
+            f"of it with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
             "compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
             f"experiments run cluster={place} task={task['name']}{batch} method=dense workers=2 "
             "timing.mode=serialised train.steps=30 train.validate=never`"
@@ -144,13 +144,13 @@ def make_scenario(values: Mapping[str, Any], known: KnownTimes) -> tuple[Scenari
     wanted = values["methods"].split(",") if "methods" in values else []
     for name in wanted:
         _check_method(name)
-    elements = _find_elements(values, known)
-    select_times = _find_select_times(values, known, elements)
+    elements = _find_elements(values, known_times)
+    select_times = _find_select_times(values, known_times, elements)
     unknown = [name for name in wanted if name not in select_times and name != "dense"]
     if unknown:
         raise ValueError(
-            f"how long {unknown[0]} takes to select on {known.machine} is not known, for no such run is "
-            f"stored: give {SELECT_PREFIX}{unknown[0]}=SECONDS"
+            f"how long {unknown[0]} takes to select on {known_times.machine} is not known, for no such run "
+            f"is stored: give {SELECT_PREFIX}{unknown[0]}=SECONDS"
         )
     every = values.get("every", EVERY_OVER_DISTANCE if network.inter_node.propagation_s else 1)
     if isinstance(every, str):
@@ -208,7 +208,7 @@ def _parse_time(name: str, values: Mapping[str, Any]) -> UncertainTime | None:
     return UncertainTime(low, (low * high) ** 0.5, high, "given")
 
 
-def _find_elements(values: Mapping[str, Any], known: KnownTimes) -> int:
+def _find_elements(values: Mapping[str, Any], known_times: KnownTimes) -> int:
     """Return the number of elements of the model: as given, else as known."""
     if "parameters" in values:
         elements = ELEMENTS_BY_MODEL.get(values["parameters"], values["parameters"])
@@ -216,20 +216,20 @@ def _find_elements(values: Mapping[str, Any], known: KnownTimes) -> int:
             raise ValueError(describe_unknown("published model", elements, [*ELEMENTS_BY_MODEL]))
         check_value("parameters", elements, Elements)
         return int(elements)
-    known_elements = known.find_elements()
+    known_elements = known_times.find_elements()
     if known_elements is None:
         raise ValueError(
-            f"how many parameters task={known.config['task']['name']} has is not known, for no dense run of "
-            f"it is stored: give parameters=NUMBER, or one of {', '.join(ELEMENTS_BY_MODEL)}"
+            f"how many parameters task={known_times.config['task']['name']} has is not known, for no dense "
+            f"run of it is stored: give parameters=NUMBER, or one of {', '.join(ELEMENTS_BY_MODEL)}"
         )
     return known_elements
 
 
 def _find_select_times(
-    values: Mapping[str, Any], known: KnownTimes, elements: int
+    values: Mapping[str, Any], known_times: KnownTimes, elements: int
 ) -> dict[str, UncertainTime]:
     """Return selection times by method: as given, as known, or of a method that searches alike."""
-    times = known.find_select_times(elements)
+    times = known_times.find_select_times(elements)
     for key in values:
         if key.startswith(SELECT_PREFIX) and (time := _parse_time(key, values)):
             name = key.removeprefix(SELECT_PREFIX)
@@ -249,7 +249,7 @@ def _label(method: str) -> str:
 def make_table(
     predictions: Sequence[Prediction],
     scenario: Scenario,
-    known: KnownTimes,
+    known_times: KnownTimes,
     model: str,
     unranked: Sequence[str],
 ) -> tables.Table:
@@ -272,17 +272,17 @@ def make_table(
             }
         )
     units = dict.fromkeys(("step", "computing", "selecting", "communicating"), "ms")
-    cluster = known.config["cluster"]
+    cluster = known_times.config["cluster"]
     inside = f", inside={cluster['inside']['name']}" if cluster.get("inside") else ""
     title = (
         f"Predicted step times: {model}, {format_number(scenario.elements)} parameters, "
         f"{scenario.workers} workers, "
         f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
-    return tables.Table.from_rows(title, rows, units, _make_note(scenario, known, unranked))
+    return tables.Table.from_rows(title, rows, units, _make_note(scenario, known_times, unranked))
 
 
-def _make_note(scenario: Scenario, known: KnownTimes, unranked: Sequence[str]) -> str:
+def _make_note(scenario: Scenario, known_times: KnownTimes, unranked: Sequence[str]) -> str:
     """Return the sources of the numbers, and all that the predictions leave out."""
     sources = [f"computing: {scenario.compute_time.source}"]
     sources += [f"{_label(name)}: {time.source}" for name, time in scenario.select_times.items()]
@@ -297,14 +297,14 @@ def _make_note(scenario: Scenario, known: KnownTimes, unranked: Sequence[str]) -
     ]
     network = scenario.network
     num_nodes = math.ceil(scenario.workers / network.workers_per_node)
-    if known.config["cluster"]["where"] == "slurm" and num_nodes > 1 and network.intra_node is None:
+    if known_times.config["cluster"]["where"] == "slurm" and num_nodes > 1 and network.intra_node is None:
         parts.append(
             f"The link joins all workers alike, also those of one of the {num_nodes} nodes: inside= says "
             "what these have."
         )
     if unranked:
         parts.append(
-            f"Not ranked, for their selection was not measured on {known.machine}: "
+            f"Not ranked, for their selection was not measured on {known_times.machine}: "
             f"{captions.join_words(map(_label, unranked))} ({SELECT_PREFIX}METHOD=SECONDS gives it)."
         )
     if scenario.has_local_steps:

@@ -128,15 +128,15 @@ def _read_comment(link: str) -> str:
 
 def _describe_link(cells: Sequence[Cell], link: str) -> str:
     """Return the rates and delays of a link that probes found in all launches."""
-    own = pd.DataFrame([cell for cell in cells if cell.link == link])
-    if not len(own) or not own["launches"].any():
+    rows = pd.DataFrame([cell for cell in cells if cell.link == link])
+    if not len(rows) or not rows["launches"].any():
         return "Not measured yet."
-    if own["simulated"].any():
+    if rows["simulated"].any():
         return "Simulated: times of exchanges are a model's."
-    if own["gbit_s"].isna().all():
+    if rows["gbit_s"].isna().all():
         return ""
-    limits = [format_brief(own["gbit_s"].min()), format_brief(own["gbit_s"].max())]
-    delays = own["delay_ms"].dropna()
+    limits = [format_brief(rows["gbit_s"].min()), format_brief(rows["gbit_s"].max())]
+    delays = rows["delay_ms"].dropna()
     delay = f"; {format_brief(delays.median())} ms one way, found alone" if len(delays) else ""
     rate = " to ".join(dict.fromkeys(limits))
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."

@@ -83,8 +83,8 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     before = parquet.read_parquet(folders.shipped)
     shipped_before = set(before.runs["run_id"])
     complete = dict(find_complete_figures(folders, shipped_before))
-    own = set(folders.store.run_ids())
-    wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in own)
+    own_names = set(folders.store.run_ids())
+    wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in own_names)
     frames, notes = load_newest_cached(folders.store, wanted, folders.records, verify=True)
     yield from notes
     if not complete:
@@ -161,9 +161,9 @@ def find_complete_figures(
             if frozenset(required) in seen:
                 continue
             seen.add(frozenset(required))
-            own = {run for run in (*required, *additional) if folders.store.find_newest_valid(run)}
-            available = own.union(shipped)
-            if own and available.issuperset(required):
+            own_ids = {run for run in (*required, *additional) if folders.store.find_newest_valid(run)}
+            available = own_ids.union(shipped)
+            if own_ids and available.issuperset(required):
                 runs = [*required, *(run for run in additional if run in available)]
                 yield figure.stem(profile), list(dict.fromkeys(runs))
 

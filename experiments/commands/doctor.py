@@ -71,9 +71,11 @@ def doctor(
 
 def _resolve_full_node(words: Sequence[str]) -> Config:
     """Return the config of a run that fills one node of the cluster."""
-    asked = Run.coerce([word for word in words if not word.startswith("profile=")])
+    requested = Run.coerce([word for word in words if not word.startswith("profile=")])
     run = (
-        Run.coerce({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": requested_profile(words)}
+        Run.coerce({"method": "dense", "task": "cnn_digits"})
+        | requested
+        | {"profile": requested_profile(words)}
     )
     config = compose.resolve(run)
     if "workers" not in run.settings and isinstance(config.cluster, SlurmCluster):

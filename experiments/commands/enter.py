@@ -174,35 +174,41 @@ def enter_all(
         without_times: measure no times, and take those that are recorded.
     """
     folders = stages.folders
-    laws = {name: check_laws_once(own.entry, folders) for name, own in entries.items()}
-    for own in entries.values():
-        if own.name != "smoke":  # which is for trying, and is not shown
-            own.check_trials()
+    laws = {name: check_laws_once(entering.entry, folders) for name, entering in entries.items()}
+    for entering in entries.values():
+        if entering.name != "smoke":  # which is for trying, and is not shown
+            entering.check_trials()
     any_entry = next(iter(entries.values()))
     if not without_times:
         _check_links(any_entry)
-    stages.carry_out("trials", [config for own in entries.values() for config in own.tuning()])
-    chosen = {name: own.chosen() for name, own in entries.items()}
+    stages.carry_out("trials", [config for entering in entries.values() for config in entering.tuning()])
+    chosen = {name: entering.chosen() for name, entering in entries.items()}
     for name, settings_by_task in chosen.items():
         texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
         say(f"{name}: {'; '.join(texts)}")
     configs = _plan_after_trials(entries, chosen, base_file)
-    stages.carry_out("trainings", [config for own in configs.trainings.values() for config in own])
+    stages.carry_out("trainings", [config for entering in configs.trainings.values() for config in entering])
     if not without_times:
-        whole = [config for own in configs.whole.values() for config in own]
+        whole = [config for entering in configs.whole.values() for config in entering]
         stages.carry_out("launches", configs.launches, in_real_time=True)
         stages.carry_out("whole trainings in real time", whole, in_real_time=True)
     launches = [config for config in configs.launches if stages.is_recorded(config)]
     launch_frames = any_entry.frames([run_id(config) for config in launches])  # read once for all
-    for name, own in entries.items():
+    for name, entering in entries.items():
         ended = [config for config in configs.whole[name] if stages.is_recorded(config)]
-        new_statement = statement(own, chosen[name], [*launches, *ended], laws[name])
-        path = file_of(folders, own.name, name)
-        if path.exists() and (kept := _count_more_launches(read_entry(path).statement, new_statement)):
-            say(f"{name}: {path.name} stays as it is, for it has {format_count(kept, 'launches')}")
+        new_statement = statement(entering, chosen[name], [*launches, *ended], laws[name])
+        path = file_of(folders, entering.name, name)
+        if path.exists() and (
+            num_launches := _count_more_launches(read_entry(path).statement, new_statement)
+        ):
+            say(f"{name}: {path.name} stays as it is, for it has {format_count(num_launches, 'launches')}")
             continue
-        print(pack(own, new_statement, [*own.tuning(), *configs.trainings[name], *ended], launch_frames))
-    files = [read_entry(file_of(folders, own.name, name)) for name, own in entries.items()]
+        print(
+            pack(
+                entering, new_statement, [*entering.tuning(), *configs.trainings[name], *ended], launch_frames
+            )
+        )
+    files = [read_entry(file_of(folders, entering.name, name)) for name, entering in entries.items()]
     _print_cells(files, base_file or next(file for file in files if file.statement.name == BASELINE))
 
 
@@ -229,11 +235,11 @@ def _plan_after_trials(
     filed = base_file.statement.tasks.items() if base_file else ()
     base_settings = {task: BestSettings(said.lr, dict(said.searched)) for task, said in filed} or plain
     settings = {BASELINE: base_settings, **chosen}
-    others = [own for name, own in entries.items() if name != BASELINE]
+    other_entries = [entering for name, entering in entries.items() if name != BASELINE]
     return ConfigsAfterTrials(
-        {name: own.training(settings[name]) for name, own in entries.items()},
-        timed([base, *others], settings) if others else [],
-        {name: [*own.whole(settings[name]).values()] for name, own in entries.items()},
+        {name: entering.training(settings[name]) for name, entering in entries.items()},
+        timed([base, *other_entries], settings) if other_entries else [],
+        {name: [*entering.whole(settings[name]).values()] for name, entering in entries.items()},
     )
 
 
@@ -245,11 +251,11 @@ def _count_more_launches(before: EntryStatement, now: EntryStatement) -> int:
     num_before, num_now = (
         sum(
             len(keys)
-            for task in said.tasks.values()
+            for task in entry_statement.tasks.values()
             for keys_by_link in task.launches.values()
             for keys in keys_by_link.values()
         )
-        for said in (before, now)
+        for entry_statement in (before, now)
     )
     is_same_code = (before.rules, before.code) == (now.rules, now.code)
     return num_before if is_same_code and num_before > num_now else 0
@@ -357,17 +363,17 @@ def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: 
     """
     folders = stages.folders
     chosen = {
-        name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(own.trials)}
-        if stages.find_missing(own.tuning())
-        else own.chosen()
-        for name, own in entries.items()
+        name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(entering.trials)}
+        if stages.find_missing(entering.tuning())
+        else entering.chosen()
+        for name, entering in entries.items()
     }
     configs = _plan_after_trials(entries, chosen, base_file)
     configs_by_stage = {
-        "trials": [config for own in entries.values() for config in own.tuning()],
-        "trainings": [config for own in configs.trainings.values() for config in own],
+        "trials": [config for entering in entries.values() for config in entering.tuning()],
+        "trainings": [config for entering in configs.trainings.values() for config in entering],
         "launches": configs.launches,
-        "whole trainings": [config for own in configs.whole.values() for config in own],
+        "whole trainings": [config for entering in configs.whole.values() for config in entering],
     }
     filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
     recorded = [load_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]

@@ -87,9 +87,9 @@ class TensorBoardExporter:
         runs = runs[runs["config_json"].notna()]
         label_by_key = dict(zip(runs["key"], label_configs(run_configs(runs)), strict=True))
         is_own = runs["source"].eq(OWN)
-        own = runs[is_own]
-        for name in iterate_with_progress([*dict.fromkeys(own["run_id"])], "runs"):
-            rows = to_dicts(own[own["run_id"] == name])
+        own_runs = runs[is_own]
+        for name in iterate_with_progress([*dict.fromkeys(own_runs["run_id"])], "runs"):
+            rows = to_dicts(own_runs[own_runs["run_id"] == name])
             row_by_variant = {row["key"].partition("/")[2]: row for row in rows}
             attempts = self.folders.store.attempts(name)
             if not attempts:  # they were removed meanwhile

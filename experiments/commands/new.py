@@ -185,12 +185,12 @@ def _item_name(name: str) -> str:
 
 def _find_dataset(task: str) -> str:
     """Return the data set in which a task's name ends; refuse a name without one."""
-    known = dataset_files.dataset_names(FOLDERS["dataset"])
-    matching = [name for name in known if task.endswith(f"_{name}") and task != f"_{name}"]
+    datasets = dataset_files.dataset_names(FOLDERS["dataset"])
+    matching = [name for name in datasets if task.endswith(f"_{name}") and task != f"_{name}"]
     if not matching:
         raise ValueError(
             f"{task!r} can't be a task: it is to be called <network>_<data set>, as {EXAMPLES['task']}; data "
-            f"sets are {', '.join(known)}, and `new dataset NAME` makes one"
+            f"sets are {', '.join(datasets)}, and `new dataset NAME` makes one"
         )
     return max(matching, key=len)
 

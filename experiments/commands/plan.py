@@ -82,14 +82,17 @@ def _expect_on_this_machine(todo: Sequence[PlannedRun], folders: ResultFolders) 
     """Yield lines on the expected duration and memory of runs of this machine, and their basis."""
     model = DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
     estimates = [(run, model.estimate(run.config)) for run in todo]
-    known = [(run, estimate) for run, estimate in estimates if estimate]
-    if known:
+    estimated_runs = [(run, estimate) for run, estimate in estimates if estimate]
+    if estimated_runs:
         expected_s = 0.0
-        for run, estimate in known:  # a timed run takes all of the machine, another the cores that it needs
+        for (
+            run,
+            estimate,
+        ) in estimated_runs:  # a timed run takes all of the machine, another the cores that it needs
             share = 1.0 if run.is_timing else min(1.0, run.num_cores / usable_cores())
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
-        yield f"by the durations of {describe_basis([estimate for _, estimate in known])}"
+        yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
         largest_gib = max(model.max_memory_gib(run.config) for run in todo)
         if largest_gib:
             yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"

@@ -237,9 +237,11 @@ def make_item_pages(
                 if path.is_symlink():
                     say(f"{path} is left out: it {NO_LINK}")
             digest = digest_item(figure, profile, folders, shipped)
-            kept = site.load_kept(figure.stem(profile), digest, list[ItemPage])
-            is_usable = kept is not None and all(_is_page_of(page, figure, profile, folders) for page in kept)
-            pages_by_picture[item, profile] = kept if is_usable and kept else []
+            kept_pages = site.load_kept(figure.stem(profile), digest, list[ItemPage])
+            is_usable = kept_pages is not None and all(
+                _is_page_of(page, figure, profile, folders) for page in kept_pages
+            )
+            pages_by_picture[item, profile] = kept_pages if is_usable and kept_pages else []
             if not is_usable:
                 todo.append((figure, profile))
     calls = (

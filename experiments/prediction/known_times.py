@@ -123,7 +123,7 @@ class KnownTimes:
         """Return the time of a dense step without communication; None where it is not known."""
         task = self.config["task"]["name"]
         serialised_s = [
-            self._mean_phase_s(run["key"], (*SELECTING, *COMMUNICATING), others=True)
+            self._mean_phase_s(run["key"], (*SELECTING, *COMMUNICATING), invert=True)
             for run in self._select_same_task(self.records_of_machine).to_dict("records")
             if style.method_id(run) == "dense"
         ]
@@ -207,10 +207,10 @@ class KnownTimes:
                 times[row["method"]] = UncertainTime.around(seconds, source)
         return times
 
-    def _mean_phase_s(self, key: str, names: Collection[str], *, others: bool = False) -> float:
+    def _mean_phase_s(self, key: str, names: Collection[str], *, invert: bool = False) -> float:
         """Return the mean seconds of a run's steps in these phases, or in all others and outside."""
         seconds = mean_phase_seconds(self.records_of_machine, [key]).drop("step")
-        return float(seconds[seconds.index.isin(names) != others].sum())
+        return float(seconds[seconds.index.isin(names) != invert].sum())
 
 
 def _is_simulated(runs: pd.DataFrame) -> pd.Series[bool]:
@@ -230,7 +230,7 @@ def published_times(gpu: str) -> dict[str, UncertainTime]:
         took = _without_communication_ms(job)
         if method != "dense":
             dense = _without_communication_ms(jobs["dense"])
-            took = block_intervals.combine_estimates(lambda own, dense: own - dense, took, dense)
+            took = block_intervals.combine_estimates(lambda iteration, dense: iteration - dense, took, dense)
         assert took.low is not None
         assert took.high is not None
         source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"

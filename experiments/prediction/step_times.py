@@ -96,9 +96,9 @@ def rank_methods(
     """
     dense = StepTimeModel(scenario, "dense")
     cases = [(name, every) for every in scenario.every for name in ("dense", *scenario.select_times)]
-    others = [case for case in cases if case != ("dense", 1)]
-    models = [dense, *(StepTimeModel(scenario, *case) for case in show_progress(others))]
-    return sorted((model.predict(dense) for model in models), key=lambda found: found.step.value)
+    other_cases = [case for case in cases if case != ("dense", 1)]
+    models = [dense, *(StepTimeModel(scenario, *case) for case in show_progress(other_cases))]
+    return sorted((model.predict(dense) for model in models), key=lambda prediction: prediction.step.value)
 
 
 class StepTimeModel:
