@@ -41,7 +41,7 @@ class ReplayedCollective(NamedTuple):
 
     kind: str  # as in `sparsify.cost.TEXTBOOK`
     input_bytes: list[int]  # of the tensor that each worker brings; of all_to_all, bytes for other workers
-    route: Sequence[tuple[int, int]] = ()  # (source, destination) pairs of permute
+    route: Sequence[tuple[int, int]] | None = None  # (source, destination) pairs of permute
 
     def costs(self) -> list[cost.CollectiveCost]:
         """Return the cost for each worker, as the communicator counts it."""
@@ -56,7 +56,7 @@ class ReplayedCollective(NamedTuple):
     def simulated_seconds(self, network: Network) -> float:
         """Return the seconds until the last worker has received everything."""
         nbytes = max(self.input_bytes)
-        if self.route:
+        if self.route is not None:
             return network.permute_seconds(nbytes, self.route)
         return network.collective_seconds(self.kind, nbytes, len(self.input_bytes))
 

@@ -17,6 +17,8 @@ from sparsify import cost, ranges
 # Laws that a method may declare that it breaks. The test suite checks that it does break them.
 NOTHING_IS_LOST = "nothing is lost"
 DENSE_AT_DENSITY_1 = "dense at density 1"
+# Of a method of local steps alone, whose anchors it also averages: see `sparsify.local.strategy.LocalSteps`.
+ANCHORS_AGREE = "anchors agree"
 
 
 class PredictedBytes(NamedTuple):
@@ -51,11 +53,12 @@ class CollectiveCall(NamedTuple):
 
     kind: str  # as in `sparsify.cost.TEXTBOOK`
     nbytes: int
-    route: Sequence[tuple[int, int]] = ()  # (source, destination) pairs of permute
+    route: Sequence[tuple[int, int]] | None = None  # (source, destination) pairs of permute
 
     def cost(self, world_size: int) -> cost.CollectiveCost:
         """Return the cost for each worker, as the communicator counts it."""
-        return cost.TEXTBOOK[self.kind](self.nbytes, len(self.route) or world_size)
+        size = world_size if self.route is None else len(self.route)
+        return cost.TEXTBOOK[self.kind](self.nbytes, size)
 
 
 def uneven_gather_calls(longest_nbytes: int) -> list[CollectiveCall]:
@@ -196,9 +199,10 @@ class StepSettings(NamedTuple):
 class Delivery(NamedTuple):
     """The result of an exchange: the sum over the workers, and this worker's contribution to it."""
 
-    # Parts of the sum over the workers, which are added in this order.
+    # Parts of the sum over the workers, which are added in this order. A `Sparsifier` divides the sum by the
+    # number of workers.
     sum_parts: list[SparseVector | DenseSlice]
-    # This worker's own elements that are in the sum.
+    # This worker's own elements that are in the sum, which its residual loses; none where nothing is.
     own_parts: list[SparseVector | DenseSlice]
 
 

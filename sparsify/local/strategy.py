@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from sparsify import ranges
-from sparsify.method import Dense, Method
+from sparsify.method import Dense, FeedbackMethod, Method
 from sparsify.ranges import KeptFraction, MomentumFactor, NonNegativeInt, PositiveFloat, PositiveInt
-
-ANCHORS_AGREE = "anchors agree"  # a law that a method may break, and says so
+from sparsify.types import ANCHORS_AGREE
 
 
 class OuterStep(ABC):
@@ -155,6 +154,11 @@ class LocalSteps:
             raise ValueError(
                 f"the method applies momentum itself, and the outer step has {momentum} too; take "
                 "outer=PlainStep(), or build the method with momentum=0"
+            )
+        if self.has_different_anchors and isinstance(self.method, FeedbackMethod):
+            raise ValueError(
+                "with this method anchors differ between workers, and it would send only a part of them; take "
+                "a method that averages whole tensors, such as PairwiseAverage of sparsify.methods.noloco"
             )
         if self.fragments > self.every:
             raise ValueError(

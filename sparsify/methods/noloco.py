@@ -8,11 +8,11 @@ from torch import Tensor
 from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps
+from sparsify.local.strategy import HeavyBall, LocalSteps
 from sparsify.method import Method
 from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 from sparsify.select import RandomKeyStream
-from sparsify.types import BucketContext, BucketStep, PredictedBytes, StepSettings, exact_bytes
+from sparsify.types import ANCHORS_AGREE, BucketContext, BucketStep, PredictedBytes, StepSettings, exact_bytes
 
 
 @check_arguments

@@ -1,4 +1,7 @@
-"""The engine under all wrappers: a method's state for each bucket, and the averaging of their gradients."""
+"""The engine under all wrappers: a method's state for each bucket, and the averaging of their gradients.
+
+Under DDP, plain averaging needs no engine: DDP does it.
+"""
 
 from __future__ import annotations
 

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
+from sparsify.exchange import AllGather
+from sparsify.feedback import ErrorFeedback
 from sparsify.local.fragments import NonFiniteDriftError, divide_into_fragments
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, OuterStep, PlainStep
-from sparsify.method import Dense, Method
+from sparsify.local.strategy import HeavyBall, LocalSteps, Nesterov, OuterStep, PlainStep
+from sparsify.method import Dense, Method, Sparsifier
 from sparsify.methods import per_step_names
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
+from sparsify.select import TopK
+from sparsify.types import ANCHORS_AGREE, DENSE_AT_DENSITY_1, NOTHING_IS_LOST
 from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
 from tests.sparsify.local.rounds import (
@@ -357,6 +360,13 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
     assert scales == (8.0, 4.0, 8.0)
 
 
+class Gossip(Sparsifier):
+    """A sparse method that says of itself that workers end with different averages."""
+
+    def broken_laws(self) -> dict[str, str]:
+        return {ANCHORS_AGREE: "a worker meets one other in a round"}
+
+
 def test_strategies_that_make_no_sense_are_refused_in_a_sentence() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"every": 0}, "every=0 is out of range"),
@@ -365,6 +375,7 @@ def test_strategies_that_make_no_sense_are_refused_in_a_sentence() -> None:
         ({"method": sparsify.localsgd()}, "does not average; give LocalSteps one of every step"),
         ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take PlainStep, Nesterov"),
         ({"outer": None}, "outer=None is no outer step"),
+        ({"method": Gossip(0.5, TopK(), ErrorFeedback(), AllGather())}, "it would send only a part of them"),
     ]  # fmt: skip
     for how, sentence in bad:
         with pytest.raises(ValueError, match=sentence):

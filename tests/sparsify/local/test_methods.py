@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, PlainStep
+from sparsify.local.strategy import HeavyBall, LocalSteps, Nesterov, PlainStep
 from sparsify.method import Dense
 from sparsify.methods.noloco import PairwiseAverage, draw_pair_routes
 from sparsify.methods.qgz import QuantisedAllReduce
-from sparsify.types import BucketContext, BucketStep
+from sparsify.types import ANCHORS_AGREE, BucketContext, BucketStep
 from tests.conftest import there
 from tests.sparsify.local.rounds import EVERY, INNER, SIZE, Worker, flat, live, model_of
 
