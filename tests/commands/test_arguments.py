@@ -108,7 +108,7 @@ def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) 
         assert set(parameter_meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (
             name
         )
-    refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --force")
+    refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --cfg, --force")
     refused(here("collect", "--force"), "collect has no option '--force'")
     refused(here("collect", "everything"), "everything")
 
