@@ -62,7 +62,7 @@ def _run_command(words: Sequence[str]) -> int:
         trouble = explain_import_error(error)
         if trouble is None:
             raise
-        return _report_error(error, trouble[1], BAD_INPUT, is_traced)
+        return _report_error(error, trouble.why, BAD_INPUT, is_traced)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _report_error(error, _explain_permission(error), BAD_INPUT, is_traced)

@@ -59,7 +59,7 @@ def _read_task(path: Path, modified_ns: int) -> "partial[Any]":
     try:
         values = dict(yaml.load(text, LOADER))
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise BrokenFile(f"{path} can't be read: {error}") from error
+        raise BrokenFile(f"{path} can't be read: {' '.join(str(error).split())}") from error
     name = str(values.pop("family", ""))
     if name not in FAMILIES:
         raise BrokenFile(f"{path}: {describe_unknown('family', name, [*FAMILIES])}")

@@ -44,8 +44,8 @@ def main(
         print(preempted, file=sys.stderr)
         return worker_process.STOPPED
     except BaseException as error:
-        kind, _ = write_failure(error, place.rank, folder)
-        return 2 if kind == "bad_input" else 1
+        failure = write_failure(error, place.rank, folder)
+        return 2 if failure.kind == "bad_input" else 1
     return 0
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.records.files import WatchedFolder, write_json
 
@@ -43,23 +44,30 @@ MAX_CHARACTERS = 300  # characters of a reason; some packages write a page
 TOO_LARGE = ("failed to map segment", "cannot allocate memory")
 
 
-def explain_failure(error: BaseException) -> tuple[str, str]:
-    """Return the class of a failure, one of KINDS, and a sentence for people."""
+class Failure(NamedTuple):
+    """The class of a failure, one of KINDS, and a sentence for people."""
+
+    kind: str
+    why: str
+
+
+def explain_failure(error: BaseException) -> Failure:
+    """Return the class of a failure and a sentence for people."""
     if isinstance(error, ImportError) and (trouble := explain_import_error(error)):
         return trouble
     if isinstance(error, ValueError):
-        return getattr(error, "kind", "bad_input"), str(error)
+        return Failure(getattr(error, "kind", "bad_input"), str(error))
     if _is_instance(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):
-        return "non_finite", f"{error}; lower task.lr, or look at the data"
+        return Failure("non_finite", f"{error}; lower task.lr, or look at the data")
     if isinstance(error, RuntimeError | OSError) and NO_PORT.search(str(error)):
-        return "error", _explain_missing_ports()
+        return Failure("error", _explain_missing_ports())
     if _is_instance(error, "sparsify.comm", "WorkerLost"):
-        return "lost", str(error)
+        return Failure("lost", str(error))
     if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return "disk", NO_SPACE[error.errno]
+        return Failure("disk", NO_SPACE[error.errno])
     if is_out_of_memory(error):
-        return "memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers"
-    return "error", f"{type(error).__name__}: {error}"
+        return Failure("memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers")
+    return Failure("error", f"{type(error).__name__}: {error}")
 
 
 def _explain_missing_ports() -> str:
@@ -74,14 +82,14 @@ def _explain_missing_ports() -> str:
     )
 
 
-def write_failure(error: BaseException, rank: int, folder: WatchedFolder) -> tuple[str, str]:
+def write_failure(error: BaseException, rank: int, folder: WatchedFolder) -> Failure:
     """Print the traceback, write the reason into the folder of this start, and return it."""
-    kind, why = explain_failure(error)
+    failure = explain_failure(error)
     traceback.print_exception(error)
     if folder.is_there():  # else the starter says that it is not
         with contextlib.suppress(OSError):  # a full disk may refuse it
-            write_json(folder.path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
-    return kind, why
+            write_json(folder.path / f"failure{rank}.json", {"rank": rank, **failure._asdict()})
+    return failure
 
 
 def _is_instance(error: BaseException, module: str, name: str) -> bool:
@@ -98,23 +106,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
-def explain_import_error(error: ImportError) -> tuple[str, str] | None:
+def explain_import_error(error: ImportError) -> Failure | None:
     """Return the class of a failed import and a sentence for people; None where the error is in our code."""
     package = (error.name or "").partition(".")[0]
     if package in OWN_PACKAGES or "partially initialized module" in str(error):
         return None
     if isinstance(error, ModuleNotFoundError):
-        return (
+        return Failure(
             "environment",
             f"the Python package {package} is not installed in {sys.prefix}: {_suggest_install(package)}",
         )
     reason = " ".join(str(error).split())[:MAX_CHARACTERS]
     if any(words in reason.lower() for words in TOO_LARGE):
-        return (
+        return Failure(
             "memory",
             f"a Python package does not fit into memory ({reason}); see `ulimit -v`, or cluster.mem_gb",
         )
-    return (
+    return Failure(
         "environment",
         f"a Python package can't be loaded ({reason}); `make clean`, then `make .venv/.train`, installs all",
     )
