@@ -70,5 +70,5 @@ def test_an_unknown_network_is_refused_with_the_list(tmp_path: Path) -> None:
     text = (FILES.folder / "vgg16_cifar10.yaml").read_text()
     (tmp_path / "mine_cifar10.yaml").write_text(text.replace("network: vgg16", "network: vg16"))
     tasks = Registry("task", "nowhere", tmp_path, table=TaskFiles(tmp_path))
-    with pytest.raises(ValueError, match="no network 'vg16' .did you mean 'vgg16'.*; there are: vgg16, "):
+    with pytest.raises(ValueError, match=r"no network 'vg16' .did you mean 'vgg16'.*; there are: vgg16, "):
         tasks.build("mine_cifar10", tasks.defaults("mine_cifar10"))
