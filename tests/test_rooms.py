@@ -56,7 +56,7 @@ def test_first_lines_of_docstrings_stand_alone() -> None:
     """None begins with a word that points at something which the line does not name."""
     docstrings = [
         ast.get_docstring(node) or ""
-        for folder in (*PACKAGES, "tests")
+        for folder in (*CODE, "examples", "tests")
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)

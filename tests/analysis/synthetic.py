@@ -155,7 +155,7 @@ def _epoch(epoch: int, steps: int, top1: float, loss: float, **more: Any) -> dic
 
 
 def looked(store: Store, config: Mapping[str, Any], looks: list[dict[str, Any]]) -> Attempt:
-    """Store a finished training that was looked at; `looks` as experiments/training/selection_looks.py logs them."""
+    """Store a finished training that was looked at; `looks` as `training.selection_looks` logs them."""
     return _written(store, config, "look", [looks])
 
 

@@ -94,9 +94,9 @@ def test_every_task_whose_data_set_has_files_is_named_after_it() -> None:
     for name in TASKS.names():
         dataset = TASKS.build(name, {}).dataset
         assert dataset in datasets.REGISTRY.names()
-        assert dataset_files.required_files(dataset_files.dataset_of_task(name)) == dataset_files.required_files(
-            dataset
-        ), name
+        assert dataset_files.required_files(
+            dataset_files.dataset_of_task(name)
+        ) == dataset_files.required_files(dataset), name
 
 
 def test_a_task_is_named_after_a_data_set_that_there_is() -> None:

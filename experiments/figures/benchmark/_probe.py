@@ -94,14 +94,14 @@ def model() -> nn.Module:
 
 
 def loss(network: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Of a batch that is this worker's own."""
+    """Return the loss of a batch that is this worker's own."""
     draws = torch.Generator().manual_seed(1000 * step + rank)
     inputs, labels = torch.randn(16, 32, generator=draws), torch.randint(8, (16,), generator=draws)
     return nn.functional.cross_entropy(network(inputs), labels)
 
 
 class Training:
-    """One worker's."""
+    """Training of one worker."""
 
     def __init__(self, method: Any, comm: Comm) -> None:
         self.network, self.comm = model(), comm
@@ -109,7 +109,7 @@ class Training:
         self.optimiser = sparsify.distribute(inner, self.network, method, comm, steps_per_epoch=STEPS)
 
     def steps(self, which: range) -> list[str]:
-        """A digest of the weights after each step."""
+        """Return a digest of the weights after each step."""
         found = []
         for step in which:
             self.optimiser.zero_grad()
@@ -142,7 +142,7 @@ def whole(method: Any, folder: str) -> list[str]:
 
 
 def second(method: Any, folder: str) -> list[str]:
-    """The steps after HALF of them, from the state that `whole` has saved."""
+    """Return the steps after HALF of them, from the state that `whole` has saved."""
 
     def body(comm: Comm) -> list[str]:
         training = Training(method, comm)

@@ -54,14 +54,14 @@ TOGETHER = 2  # epochs that processes make as well
 
 
 class Line(NamedTuple):
-    """What was checked."""
+    """Line on a check, with its outcome."""
 
     text: str
     is_fault: bool = False
 
 
 def check(path: Path, folders: ResultFolders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
-    """Every check, in the order of their cost; it ends with the first kind that finds faults."""
+    """Yield every check, in the order of their cost; end with the first kind that finds faults."""
     try:
         entered = read_entry(path)
     except DamagedFileError as damage:
@@ -81,12 +81,12 @@ def check(path: Path, folders: ResultFolders, draw: int | None, carry_out: Carry
 
 
 def entry_of(said: EntryStatement) -> Entrant:
-    """The entry that a statement is of."""
+    """Return the entry that a statement is of."""
     return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
 
 
 def _of_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[Line]:
-    """Every run is one that the rules ask for, and none is missing or twice."""
+    """Check that every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
     try:
         tier = rules().tier(said.tier)
@@ -142,12 +142,12 @@ def _of_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[Line]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it comes out of a file."""
+    """Return a value as it comes out of a file."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _other_entry(said: EntryStatement, own: Entrant) -> str:
-    """In what it is not the entry that its name and its method's file say; empty where it is."""
+    """Return how the statement differs from the entry of its name; empty where it does not."""
     if said.name in shipped():
         expected = shipped()[said.name]
     else:
@@ -162,7 +162,7 @@ def _other_entry(said: EntryStatement, own: Entrant) -> str:
 
 
 def _launches(task: TaskStatement, tier: Tier, is_baseline: bool) -> str:
-    """What is missing of its launches; empty where nothing is."""
+    """Return what is missing of the task's launches; empty where nothing is."""
     wanted = len(rules().launches)
     if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
         return "it was not timed with the rules' workers"
@@ -189,8 +189,9 @@ def _digest_of(rows: pd.DataFrame) -> set[str]:
 def _turns(
     own: Entrant, tier: Tier, said: EntryStatement, chosen: Mapping[str, BestSettings], rows: pd.DataFrame
 ) -> Iterator[tuple[str, Config]]:
-    """The key of each turn in a launch, the baseline's among them, and its config. Who else took turns is
-    open, and another stands for them; and the baseline's rate is what its records say.
+    """Yield the key of each turn in a launch, the baseline's among them, and its config.
+
+    Who else took turns is open, and another stands for them; and the baseline's rate is what its records say.
     """
     base = shipped()[BASELINE]
     other = shipped()[OTHER] if own.name == BASELINE else own
@@ -211,7 +212,7 @@ def _turns(
 
 
 def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> bool:
-    """Is this run what the rules ask for under this key, and are its columns those of its config?"""
+    """Return whether this run is the one under this key by the rules, with the columns of its config."""
     recorded = json.loads(row["config_json"])
     of_config = {name: recorded[name] for name in ("seed", "workers", "device")}
     of_config |= {"task.name": recorded["task"]["name"], "train.validate": recorded["train"]["validate"]}
@@ -221,7 +222,7 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
 
 
 def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
-    """What was chosen is the best of the trials, and all seeds and launches are there."""
+    """Check that the best of the trials was chosen, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
     own, tier = entry_of(said), rules().tier(said.tier)
     last = last_losses(frames)
@@ -244,7 +245,7 @@ def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
 
 
 def _short(task: TaskStatement, frames: Frames) -> str:
-    """What is missing of the curves; empty where nothing is."""
+    """Return what is missing of the curves; empty where nothing is."""
     validated = frames.epochs.groupby("key")["epoch"].count()
     wanted, ended = rules().steps // rules().epoch_steps, frames.runs.set_index("key").get("diverged")
     for keys in task.trainings.values():
@@ -256,7 +257,7 @@ def _short(task: TaskStatement, frames: Frames) -> str:
 
 
 def _of_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
-    """Interfaces sent what the meter counted, and headers."""
+    """Check that interfaces sent what the meter counted, and headers."""
     said, workers = entered.statement, dict[str, int]()
     for task in said.tasks.values():
         for size, of_links in task.launches.items():
@@ -273,7 +274,7 @@ def _of_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
 
 
 def _of_laws(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
-    """The method is here, as it was entered, and its laws hold."""
+    """Check that the method is here, as it was entered, and its laws hold."""
     said = entered.statement
     if not laws.is_code_of_today(said.method, said.code):
         here = laws.code_of(said.method)
@@ -298,8 +299,9 @@ def _of_laws(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
 def _again(
     entered: EntryFile, folders: ResultFolders, draw: int | None, carry_out: CarryOut
 ) -> Iterator[Line]:
-    """A training, drawn, once more: the curve must be the same but for rounding. Then its first epochs by
-    processes, which share no memory.
+    """Repeat a training that is drawn: the curve must be the same but for rounding.
+
+    Then repeat its first epochs by processes, which share no memory.
     """
     said = entered.statement
     number = draw if draw is not None else time.time_ns()

@@ -44,7 +44,7 @@ class Unfair(ValueError):
 
 
 def resolved(run: Run, tier: str) -> Config:
-    """A run of a tier as a config."""
+    """Return a run of a tier as a config."""
     profile = rules().tier(tier).profile or tier.partition(AT)[0]
     return compose.resolve(Run({"profile": profile, **run.settings}, run.variants))
 
@@ -62,11 +62,11 @@ class Entering:
         self.trials = trials(entry, self.tier)
 
     def config(self, run: Run) -> Config:
-        """One of its runs as a config."""
+        """Return a run of the entry as a config."""
         return resolved(run, self.name)
 
     def tuning(self) -> list[Config]:
-        """The trainings of its trials."""
+        """Return the trainings of the entry's trials."""
         return [self.config(trial.run) for trial in self.trials]
 
     def check_trials(self) -> None:
@@ -124,7 +124,7 @@ class Entering:
         return found
 
     def _losses(self, configs: Sequence[Config]) -> dict[str, float | None]:
-        """The last loss of each training, by its run; None of one that diverged."""
+        """Return the last loss of each training, by its run; None of one that diverged."""
         names = [run_id(config) for config in configs]
         frames = self.frames(names)
         last = last_losses(frames)
@@ -135,7 +135,7 @@ class Entering:
         }
 
     def frames(self, names: Sequence[str]) -> Frames:
-        """The records of these runs, each as its digests say."""
+        """Return the records of these runs, each as its digests say."""
         found, notes = load_newest_cached(self.folders.store, names, self.folders.records, verify=True)
         if notes:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
@@ -144,11 +144,11 @@ class Entering:
         return merge_frames(select_runs(self.held, held.loc[others, "key"]), found)
 
     def training(self, chosen: Mapping[str, BestSettings]) -> list[Config]:
-        """The trainings that count."""
+        """Return the trainings that count."""
         return [self.config(run) for run in trajectories(self.entry, self.tier, chosen)]
 
     def whole(self, chosen: Mapping[str, BestSettings]) -> dict[tuple[str, int, str], Config]:
-        """Its trainings in real time, by task, workers and link."""
+        """Return the entry's trainings in real time, by task, workers and link."""
         return {
             (one.task, one.workers, one.link): self.config(
                 whole(self.entry, self.tier, one, chosen[one.task])
@@ -158,14 +158,14 @@ class Entering:
 
 
 def last_losses(frames: Frames) -> pd.Series[float]:
-    """The last validation loss of each run, by key; NaN of one that diverged."""
+    """Return the last validation loss of each run, by key; NaN of one that diverged."""
     ends = frames.epochs.sort_values("epoch").groupby("key").tail(1)
     found: pd.Series[float] = ends.set_index("key")[LOSS_COLUMN].astype(float)
     return found
 
 
 def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSettings]]) -> list[Config]:
-    """The launches in which these take turns; the first is the baseline."""
+    """Return the launches in which these entries take turns; the first is the baseline."""
     first = entering[0]
     return [first.config(run) for run in launches([each.entry for each in entering], first.tier, chosen)]
 
@@ -173,7 +173,7 @@ def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSe
 def statement(
     own: Entering, chosen: Mapping[str, BestSettings], in_real_time: Sequence[Config], laws: Sequence[Law]
 ) -> EntryStatement:
-    """What the entry's file says.
+    """Return the statement that the entry's file holds.
 
     Args:
         in_real_time: the launches and whole trainings that there are.
@@ -237,18 +237,18 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
 
 
 def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
-    """The targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
+    """Return the targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
     derived, fixed = target_losses(base, rules().share), rules().tier(tier).tasks
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
 def by_todays_rules(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:
-    """The entries of a tier, the newest of each name, and a line on each file that can't be shown."""
+    """Return the entries of a tier, the newest of each name, and a line on each file that can't be shown."""
     return read_entries(folders_of_entries(folders), tier, digest(tier))
 
 
 def file_of(folders: ResultFolders, tier: str, name: str) -> Path:
-    """Where an entry's file is written."""
+    """Return the path of an entry's file."""
     return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{ENTRY_SUFFIX}"
 
 
@@ -267,7 +267,7 @@ def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launch
 
 
 def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
-    """The key of each launch, and by how many workers it is."""
+    """Yield the key of each launch, and by how many workers it is."""
     for own in found.tasks.values():
         for workers, of_links in own.launches.items():
             for keys in of_links.values():
@@ -275,7 +275,7 @@ def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
 
 
 def baseline(folders: ResultFolders, tier: str) -> EntryFile | None:
-    """The baseline's file by the rules of today; None where there is none."""
+    """Return the baseline's file by the rules of today; None where there is none."""
     entered, _ = by_todays_rules(folders, tier)
     return next((each for each in entered if each.statement.name == BASELINE), None)
 

@@ -1,4 +1,4 @@
-"""What takes part, and which runs each entry is made of."""
+"""Entries that take part, and the runs that each of them is made of."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Entrant(Struct, frozen=True):
 
 
 class Trial(NamedTuple):
-    """One of the trainings on which an entry is tuned."""
+    """Training on which an entry is tuned."""
 
     task: str
     rate: float  # times the task's
@@ -54,13 +54,13 @@ class Trial(NamedTuple):
 
 @cache
 def shipped() -> dict[str, Entrant]:
-    """The entries of the repository."""
+    """Return the entries of the repository, by name."""
     found = yaml.decode(FILE.read_bytes())
     return {name: convert({"name": name, **own}, Entrant) for name, own in found.items()}
 
 
 def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
-    """The entry of this name: the repository's, or a method as its file has it.
+    """Return the entry of this name: the repository's, or a method as its file has it.
 
     Args:
         fixed: settings of the method; then the entry is its author's own, and `name` may be new if they name
@@ -114,7 +114,7 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
 
 
 def _on(method: str) -> dict[str, Mapping[str, Any]]:
-    """What the method's file says a task needs besides."""
+    """Return the settings that a task needs besides, as the method's file says."""
     path = METHODS.folder / f"{method}.py"
     given = read_constant(path, ON) if path.exists() else None
     if given is None:
@@ -129,7 +129,7 @@ def _on(method: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
-    """What the method's file says is searched, without what is fixed."""
+    """Return the parameters that are searched, as the method's file says, without those that are fixed."""
     path = METHODS.folder / f"{method}.py"
     given = read_constant(path, SEARCH) if path.exists() else None
     if given is None:
@@ -153,24 +153,25 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
 
 
 def base_rate(entry: Entrant, name: str, task: FrozenTask) -> float:
-    """The learning rate that those of the trials are multiples of."""
+    """Return the learning rate that those of the trials are multiples of."""
     return float(entry.on.get(name, {}).get("task.lr", task.lr))
 
 
 def rate_of(entry: Entrant, name: str, task: FrozenTask, rate: float) -> float:
-    """The learning rate of a trial."""
+    """Return the learning rate of a trial."""
     return float(f"{base_rate(entry, name, task) * rate:.6g}")
 
 
 def own_settings(entry: Entrant, name: str) -> RunSettings:
-    """An entry's settings on a task, without the rate."""
+    """Return an entry's settings on a task, without the rate."""
     both = {**entry.settings, **entry.on.get(name, {})}
     return {key: value for key, value in both.items() if key != "task.lr"}
 
 
 def trials(entry: Entrant, tier: Tier) -> list[Trial]:
-    """All of them: on each task each rate once, with values drawn from the space; the first has what is
-    default. What is drawn follows from the version, the entry's name and the task.
+    """Return all trials: on each task each rate once, with values drawn from the space.
+
+    The first has what is default. What is drawn follows from the version, the entry's name and the task.
     """
     return [trial for name, task in tier.tasks.items() for trial in _trials_on(entry, tier, name, task)]
 
@@ -201,7 +202,7 @@ class BestSettings(NamedTuple):
 
 
 def trajectories(entry: Entrant, tier: Tier, chosen: Mapping[str, BestSettings]) -> list[Run]:
-    """The trainings that count: all of a seed before the next seed."""
+    """Return the trainings that count: all of a seed before the next seed."""
     return [
         Run({**_of_task(entry, tier, name, workers, chosen[name]), "seed": seed})
         for seed in rules().seeds
@@ -224,7 +225,7 @@ def wholes(entry: Entrant, tier: Tier) -> list[Whole]:
 
 
 def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
-    """A training in real time: processes that the link joins."""
+    """Return a training in real time: processes that the link joins."""
     settings = _of_task(entry, tier, one.task, one.workers, best)
     where = {"cluster": "netns", "launch.on_mismatch": "label", **over(tier, one.link)}
     extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
@@ -234,8 +235,9 @@ def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
 def launches(
     entries: Sequence[Entrant], tier: Tier, chosen: Mapping[str, Mapping[str, BestSettings]]
 ) -> list[Run]:
-    """Where the entries take turns, the baseline first: a group of processes for each task, number of
-    workers and link, and that for each launch.
+    """Return the launches where the entries take turns, the baseline first.
+
+    There is a group of processes for each task, number of workers and link, and that for each launch.
     """
     return [
         Run(

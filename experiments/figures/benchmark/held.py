@@ -1,4 +1,4 @@
-"""What entries' files hold already, so that nobody makes it twice."""
+"""Records that entries' files hold already, so that nobody makes them twice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def folders_of_entries(folders: ResultFolders) -> list[Path]:
 
 
 def held(folders: ResultFolders, tier: str) -> Frames:
-    """The records in a tier's files that are by today's rules and of methods as they are today: trainings of
-    all files, times of this checkout's own, as another machine has others.
+    """Return the records in a tier's files that are by today's rules and of methods as they are today.
+
+    These are trainings of all files, and times of this checkout's own, as another machine has others.
 
     Raises:
         ValueError: a file is no entry's, or was changed.
@@ -47,6 +48,6 @@ def held(folders: ResultFolders, tier: str) -> Frames:
 
 
 def trainings_in(said: EntryStatement) -> list[str]:
-    """The keys of an entry's trials and trainings by virtual workers, which come out alike on any machine."""
+    """Return the keys of an entry's trials and trainings by virtual workers, alike on any machine."""
     tried = [trial.key for task in said.tasks.values() for trial in task.trials]
     return tried + [key for task in said.tasks.values() for keys in task.trainings.values() for key in keys]

@@ -1,5 +1,6 @@
-"""The laws of an entry, before it costs hours: the suite's, what its file may use, and three that need
-processes of their own.
+"""Laws of an entry, checked before it costs hours.
+
+They are the suite's, what its file may use, and three that need processes of their own.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def check_laws(entry: Entrant, say: Callable[[str], None]) -> list[Law]:
 
 
 def values(entry: Entrant) -> dict[str, Any]:
-    """The method's values, with the defaults of what is searched."""
+    """Return the method's values, with the defaults of what is searched."""
     fixed = {key[7:]: value for key, value in entry.settings.items() if key.startswith("method.")}
     return {**{name: tried[0] for name, tried in entry.search.items()}, **fixed}
 
@@ -103,8 +104,9 @@ def _sentence(entry: Entrant, broken: list[Law]) -> str:
 
 
 def files_of(method: str) -> list[Path]:
-    """A method's file, those beside it that it imports, and what they import in turn; none of a method that
-    is no file there.
+    """Return a method's file, those beside it that it imports, and what they import in turn.
+
+    Return none for a method that is no file there.
     """
     found, todo = list[Path](), [method]
     while todo:
@@ -124,7 +126,7 @@ def files_of(method: str) -> list[Path]:
 
 
 def code_of(method: str) -> str:
-    """The text of these files, the method's own first."""
+    """Return the text of a method's files, the method's own first."""
     own, beside = files_of(method)[:1], sorted(files_of(method)[1:])
     more = (f"\n\n# --- {path.name}\n{path.read_text()}" for path in beside)
     return "".join((*(path.read_text() for path in own), *more))
@@ -151,13 +153,13 @@ def _rewritten() -> dict[str, str]:
 
 
 def _static(entry: Entrant) -> Iterator[Law]:
-    """What the method's files may use, as far as their text shows it."""
+    """Check that the method's files use nothing but what they may, as far as their text shows it."""
     found = [fault for path in files_of(entry.method) for fault in faults(path)]
     yield Law("nothing but what it is handed", not found, "; ".join(found))
 
 
 def faults(path: Path) -> Iterator[str]:
-    """What a method's file uses that is not for methods, with its lines."""
+    """Yield the uses in a method's file that are not for methods, with their lines."""
     tree = ast.parse(path.read_text())
     imported = {
         alias.asname or alias.name.partition(".")[0]
@@ -185,14 +187,14 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def _root(node: ast.expr) -> str:
-    """The name that an attribute hangs on: torch of torch.backends.cudnn.enabled."""
+    """Return the name that an attribute hangs on: torch of torch.backends.cudnn.enabled."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _suite(entry: Entrant) -> Iterator[Law]:
-    """The repository's tests that have the method as a parameter."""
+    """Run the repository's tests that have the method as a parameter."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--method",
         entry.method, "tests/sparsify/test_laws.py", "tests/sparsify/local",
@@ -246,12 +248,12 @@ def _apart(entry: Entrant) -> Iterator[Law]:
 
 
 def _same(one: list[str], other: list[str]) -> int:
-    """Number of steps that agree, from the first."""
+    """Return the number of steps that agree, from the first."""
     return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=True))])
 
 
 def _probes(entry: Entrant) -> list[Probe]:
-    """The trainings of `_probe`: as a whole, its second half, and one of each process."""
+    """Run the trainings of `_probe`: as a whole, its second half, and one of each process."""
     with tempfile.TemporaryDirectory() as folder:
         declared = Path(folder) / "entry.json"
         declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))

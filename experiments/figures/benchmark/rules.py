@@ -99,7 +99,7 @@ class Rules(Struct, frozen=True):
     tiers: Mapping[str, Tier]
 
     def tier(self, name: str) -> Tier:
-        """A tier, by its name; one that is timed on a cluster is `cluster@NAME`.
+        """Return a tier by its name; a tier that is timed on a cluster is `cluster@NAME`.
 
         Raises:
             ValueError: there is none, with those that there are; or a cluster is missing, or too much.
@@ -124,8 +124,9 @@ def rules() -> Rules:
 
 
 def digest(tier: str) -> str:
-    """SHA-256 of the rules of a tier, without its targets, which are its baseline's: entries by other rules
-    are not compared.
+    """Return the SHA-256 of the rules of a tier, without its targets, which are its baseline's.
+
+    Entries by other rules are not compared.
     """
     own = rules().tiers[tier.partition(AT)[0]]
     tasks = {name: replace(task, targets={}) for name, task in own.tasks.items()}
@@ -134,17 +135,17 @@ def digest(tier: str) -> str:
 
 
 def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
-    """What a training of this task has, whoever enters."""
+    """Return the settings of a training of this task, whoever enters."""
     shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
     return {**shared, "workers": workers, "train.validate_on": task.held_out}
 
 
 def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
-    """What a launch has, in which entries take turns."""
+    """Return the settings of a launch, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
     return {**shared, **over(tier, link)}
 
 
 def over(tier: Tier, link: str) -> RunSettings:
-    """What is timed over a link has this."""
+    """Return the settings of a run that is timed over a link."""
     return {**tier.links[link], **({} if link == OWN else {"link": link})}

@@ -42,7 +42,7 @@ GIVEN = ("text", "unit", "source", "kind", "tolerance", "reason")  # of every cl
 
 
 class Statement(NamedTuple):
-    """One statement of a paper."""
+    """Statement of a paper."""
 
     id: str
     number: int
@@ -53,17 +53,17 @@ class Statement(NamedTuple):
 
 
 def names() -> list[str]:
-    """The papers, by their files alone."""
+    """Return the names of the papers, by their files alone."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def bibtex(paper: str) -> str:
-    """Its citation; empty for what is no paper."""
+    """Return the paper's citation; empty for what is no paper."""
     return str(_content(paper).get("bibtex", "")) if paper in names() else ""
 
 
 def called(paper: str) -> str:
-    """How a text names it: 'Yoon and Oh 2022', 'Shi and others 2019'; empty for what is no paper."""
+    """Return a paper's name in texts: 'Yoon and Oh 2022'; empty for what is no paper."""
     cited = bibtex(paper)
     author, year = (re.search(rf"{part} = \{{([^}}]*)", cited) for part in ("author", "year"))
     if author is None:
@@ -74,7 +74,7 @@ def called(paper: str) -> str:
 
 
 def order(paper: str) -> list[str]:
-    """Its items in the order of the paper, which is that of their captions."""
+    """Return the paper's items in the order of the paper, which is that of their captions."""
     return [name for name in _content(paper).get("words", {}) if "." not in name]
 
 
@@ -90,12 +90,12 @@ def statements() -> dict[str, Statement]:
 
 
 def value(name: str) -> Any:
-    """The published number of this id; of several things a mapping: 'yoon2022.top1'."""
+    """Return the published number of this id; of several things a mapping: 'yoon2022.top1'."""
     return _entry(name)[1]
 
 
 def _entry(name: str) -> tuple[Mapping[str, Any], Any]:
-    """All that is said of a published number, and it.
+    """Return all that is said of a published number, and the number itself.
 
     Raises:
         KeyError: no paper publishes it.
@@ -109,20 +109,20 @@ def _entry(name: str) -> tuple[Mapping[str, Any], Any]:
 
 
 def claims(paper: str) -> Mapping[str, Mapping[str, Any]]:
-    """The fields of a paper's claims, by their names."""
+    """Return the fields of a paper's claims, by their names."""
     found: Mapping[str, Mapping[str, Any]] = _content(paper).get("claims", {})
     return found
 
 
 def words(name: str) -> str:
-    """The words of this name, 'yoon2022.fig4', braces and all; empty where its paper has none."""
+    """Return the words of this name, 'yoon2022.fig4', braces and all; empty where its paper has none."""
     paper, _, entry = name.partition(".")
     said = _content(paper).get("words", {}).get(entry, "") if paper in names() else ""
     return said if isinstance(said, str) else " ".join(said)
 
 
 def item(name: str) -> Any:
-    """What a paper's file has of an item besides words: 'survey.methods'."""
+    """Return a paper's data on an item besides words: 'survey.methods'."""
     paper, _, entry = name.partition(".")
     return _content(paper)["items"][entry]
 
@@ -130,7 +130,7 @@ def item(name: str) -> Any:
 def claim(
     name: str, ours: Callable[..., Estimate | None], /, *of: Any, id: str = "", case: str = "", **own: Any
 ) -> Claim:
-    """The claim of this name, 'shi2019.bound', with our value for it.
+    """Return the claim of this name, 'shi2019.bound', with our value for it.
 
     Args:
         of: what `ours` takes besides the frames.
@@ -163,7 +163,7 @@ def claim(
 def of_methods(
     name: str, ours: Callable[..., Estimate | None], methods: Iterable[str], /, *of: Any, **own: Any
 ) -> list[Claim]:
-    """The claim of this name for each of these methods, which is its case and the first that `ours` takes.
+    """Return the claim of this name for each method, which is its case and the first that `ours` takes.
 
     Args:
         of, own: as in `claim`.
@@ -176,8 +176,9 @@ def of_methods(
 def claim_each(
     name: str, ours: Callable[..., Estimate | None], labels: Mapping[str, str], /, *of: Any, **own: Any
 ) -> list[Claim]:
-    """A claim for each of these cases, which `ours` takes first; braces may hold {method}, the case, and its
-    {label}.
+    """Return a claim for each of these cases, which `ours` takes first.
+
+    Braces may hold {method}, the case, and its {label}.
     """
     return [
         claim(name, ours, case, *of, **{"case": case, "method": case, "label": label, **own})
