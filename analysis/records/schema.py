@@ -354,14 +354,14 @@ class EpochLine(
     variant: Name | None = None
 
 
-# What looks at gradients are called in records: see experiments/training/selection_looks.py, which takes them.
+# What looks at gradients are called in records: experiments/training/selection_looks.py takes them.
 ALL = "all"  # in place of a tensor's name: the whole model
 SLICES = 64  # of a tensor, in which is counted what was selected
 REGIONS = (1, 10, 100, 1000)  # elements of a region
 
 
 class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
-    """A line of rank 0's log: what was seen of one tensor in one step; see experiments/training/selection_looks.py."""
+    """A line of rank 0's log: what `experiments.training.selection_looks` saw of one tensor in one step."""
 
     step: WholeNumber
     what: Name

@@ -274,7 +274,9 @@ class ClusterExamination:
     def _group_test_command(self) -> WorkerCommand:
         """Return the command of workers that only become a group."""
         python = self.command.command[0]
-        return msgspec.structs.replace(self.command, command=[python, "-u", "-m", "experiments.worker.group_check"])
+        return msgspec.structs.replace(
+            self.command, command=[python, "-u", "-m", "experiments.worker.group_check"]
+        )
 
     def _write_orders(self, same_host: bool, size: int) -> str:
         """Write the orders of workers that become a group, and return their path."""

@@ -158,7 +158,8 @@ class LocalSteps:
         if self.has_different_anchors and isinstance(self.method, FeedbackMethod):
             raise ValueError(
                 "with this method anchors differ between workers, and it would send only a part of them; "
-                "take a method that averages whole tensors, such as PairwiseAverage of sparsify.methods.noloco"
+                "take a method that averages whole tensors, such as PairwiseAverage of "
+                "sparsify.methods.noloco"
             )
         if self.fragments > self.every:
             raise ValueError(
