@@ -177,7 +177,7 @@ def redraw_all(folders: ResultFolders, every_figure: Sequence[Figure]) -> tuple[
     Returns:
         The figures, and False if one of them can't be written, of which a line is printed.
     """
-    shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
+    shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     pictures = [(figure, profile) for figure in every_figure for profile in figure.profiles]
     records = (_return_os_error(find_records, *picture, folders, shipped) for picture in pictures)
     results = draw_in_parallel(pictures, records, folders.figures)
@@ -266,7 +266,7 @@ def find_records(
 ) -> FigureRecords | None:
     """Return the records of a figure, this checkout's first; None where no source has all of its runs."""
     path = folders.index / f"{figure.stem(profile)}.json"
-    index = read_or_none(lambda: read_struct(path, RunIndex))
+    index = read_or_report_damage(lambda: read_struct(path, RunIndex))
     if index:
         frames, notes = load_newest_cached(folders.store, index.runs, folders.records)
         for note in notes:
@@ -289,13 +289,13 @@ def find_shipped_records(
     if profile == PUBLISHED:
         return FigureRecords(empty_frames(), PUBLISHED_TABLES)
     path = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
-    index = read_or_none(lambda: read_struct(path, RunIndex))
+    index = read_or_report_damage(lambda: read_struct(path, RunIndex))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
     return FigureRecords(select_run_ids(shipped, index.runs), SHIPPED_RUNS)
 
 
-def read_or_none(read: Callable[[], T]) -> T | None:
+def read_or_report_damage(read: Callable[[], T]) -> T | None:
     """Return what `read` returns; None where the file is damaged, of which a line is printed."""
     try:
         return read()

@@ -11,7 +11,7 @@ from analysis.records import parquet
 from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
-from experiments.commands._drawing import find_records, read_or_none
+from experiments.commands._drawing import find_records, read_or_report_damage
 from experiments.commands._messages import iterate_with_progress
 from experiments.commands._terminal import print_table
 from experiments.config.folders import ResultFolders
@@ -42,7 +42,7 @@ def claims() -> int:
     import pandas as pd
 
     folders = ResultFolders()
-    shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
+    shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     items = iterate_with_progress(figures.shipped_items(), "figures")
     verdicts_by_item = {item: judge_best_profile(figures.load(item), folders, shipped) for item in items}
     answers = list(list_answers(papers.statements().values(), verdicts_by_item))

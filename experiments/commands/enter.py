@@ -97,7 +97,7 @@ def enter(
         return 0
     held = held_runs(folders, tier)
     entries = {entrant.name: Entering(entrant, tier, folders, held) for entrant in entrants}
-    stages = Stages(folders, _check_date(since), held)
+    stages = EntryStages(folders, _check_date(since), held)
     base_file = None if BASELINE in entries else baseline(folders, tier)
     try:
         if plan:
@@ -165,7 +165,7 @@ def check_laws_once(entrant: Entrant, folders: ResultFolders) -> list[Law]:
 
 
 def enter_all(
-    entries: EntriesByName, base_file: EntryFile | None, stages: Stages, without_times: bool
+    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStages, without_times: bool
 ) -> None:
     """Carry out all stages of these entries, write their files, and print their cells.
 
@@ -278,8 +278,8 @@ def _describe_settings(best: BestSettings) -> str:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """Stages of an entry, whose runs are made unless they are recorded.
+class EntryStages:
+    """EntryStages of an entry, whose runs are made unless they are recorded.
 
     Args:
         since: a date; runs in real time that were begun before are made again.
@@ -356,7 +356,7 @@ def describe_cell(cell: Cell) -> str:
     return text
 
 
-def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: Stages) -> Iterator[str]:
+def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: EntryStages) -> Iterator[str]:
     """Yield the work that is left of each stage, and its hours.
 
     The durations do not depend on the settings that tuning chooses.

@@ -18,7 +18,7 @@ from experiments.launch.local import usable_cores
 from experiments.launch.progress_bar import labels_by_run
 from experiments.prediction.run_durations import (
     LIKE_THESE,
-    ClusterModel,
+    ClusterCostModel,
     DurationModel,
     Machine,
     describe_basis,
@@ -51,7 +51,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
         todo = find_unmeasured_runs(planned, folders, say)
         print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
-        for line in _expect_on_this_machine(todo, folders) if todo else ():
+        for line in _describe_expected_time(todo, folders) if todo else ():
             print(f"    {line}")
         print("`run` or `reproduce` with the same words makes them")
         return 0
@@ -66,19 +66,19 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     todo = find_unmeasured_runs(planned, folders, say)
     print(f"{name} on {planned[0].config.cluster.name}: {len(planned)} runs, {len(todo)} not measured yet")
     labels = labels_by_run(todo)
-    model = ClusterModel(load_runs(folders)) if todo else None
+    model = ClusterCostModel(load_runs(folders)) if todo else None
     for number, array in enumerate(group_into_arrays(todo, in_blocks)):
         _print_array(number, array, labels)
         if model is not None:
-            print(f"    {model.expect_node_hours(array)}")
-            memory = model.expect_memory(array)
+            print(f"    {model.describe_node_hours(array)}")
+            memory = model.describe_memory(array)
             if memory:
                 print(f"    memory: {memory}, as the largest like these had")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
 
 
-def _expect_on_this_machine(todo: Sequence[PlannedRun], folders: ResultFolders) -> Iterator[str]:
+def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) -> Iterator[str]:
     """Yield lines on the expected duration and memory of runs of this machine, and their basis."""
     model = DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
     estimates = [(run, model.estimate(run.config)) for run in todo]

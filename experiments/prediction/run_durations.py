@@ -205,7 +205,7 @@ def format_node_hours(array: JobArray, node_hours: float) -> str:
     return f"{format_brief(node_hours)} node-hours{gpu_hours}"
 
 
-class ClusterModel:
+class ClusterCostModel:
     """Expected node-hours and memory on a cluster, from the records of `Frames.runs`."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
@@ -220,7 +220,7 @@ class ClusterModel:
         """Return the runs of the same method and network on the same machines; None without any."""
         return self.rows_by_settings.get(tuple(config.get_setting(name) for name in COMPARED_ON_CLUSTERS))
 
-    def expect_node_hours(self, array: JobArray) -> str:
+    def describe_node_hours(self, array: JobArray) -> str:
         """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
         used = set[str]()
         num_unknown = 0
@@ -243,7 +243,7 @@ class ClusterModel:
             "what starting and validating take comes on top"
         )
 
-    def expect_memory(self, array: JobArray) -> str:
+    def describe_memory(self, array: JobArray) -> str:
         """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
         alike = [self.find_alike(run.config) for job in array.jobs for run in job]
         if all(rows is None for rows in alike):

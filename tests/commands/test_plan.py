@@ -18,7 +18,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, group_into_arrays
 from experiments.prediction.run_durations import (
     TURN_SETTINGS,
-    ClusterModel,
+    ClusterCostModel,
     DurationModel,
     Machine,
     StepCounts,
@@ -183,33 +183,33 @@ def runs(tmp_path: Path) -> pd.DataFrame:
 
 
 def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(runs: pd.DataFrame) -> None:
-    expected = ClusterModel(runs)
+    expected = ClusterCostModel(runs)
     node_s = array(RUN).shape.nodes * runs["step_s"].iloc[0]
-    assert "the step times of 1 run " in expected.expect_node_hours(array(RUN, planned(seed=1)))
+    assert "the step times of 1 run " in expected.describe_node_hours(array(RUN, planned(seed=1)))
     with_epochs = planned(**{"train.steps": None, "train.epochs": 2})
     for run, steps in ((RUN, 3600), (with_epochs, 98)):
         told = f"expected: {format_node_hours(array(run), steps * node_s / 3600)}, by"
-        assert told in expected.expect_node_hours(array(run))
+        assert told in expected.describe_node_hours(array(run))
 
 
 def test_what_nothing_is_known_of_is_said(runs: pd.DataFrame) -> None:
     for other in ({"workers": 4}, {"device": "cuda"}):
-        assert ClusterModel(runs).find_alike(planned(**other).config) is None
-    assert "; of 1 run not known" in ClusterModel(runs).expect_node_hours(array(RUN, planned("dense")))
+        assert ClusterCostModel(runs).find_alike(planned(**other).config) is None
+    assert "; of 1 run not known" in ClusterCostModel(runs).describe_node_hours(array(RUN, planned("dense")))
     turns = replace(RUN.config, variants=(VariantConfig("a", RUN.config),))
-    assert "not known" in ClusterModel(runs).expect_node_hours(array(replace(RUN, config=turns)))
+    assert "not known" in ClusterCostModel(runs).describe_node_hours(array(replace(RUN, config=turns)))
     for known in (pd.DataFrame(), runs.assign(simulated=True)):
-        assert "not known" in ClusterModel(known).expect_node_hours(array(RUN))
+        assert "not known" in ClusterCostModel(known).describe_node_hours(array(RUN))
 
 
 def test_memory_is_that_of_the_largest_run_alike_and_of_all_tasks_of_a_node(runs: pd.DataFrame) -> None:
     unknown = runs.drop(columns=["memory.host_gib"], errors="ignore")
-    assert ClusterModel(unknown).expect_memory(array(RUN)) == ""
+    assert ClusterCostModel(unknown).describe_memory(array(RUN)) == ""
     with_memory = runs.assign(**{"memory.host_gib": 1.5})
     node_gib = array(RUN).shape.tasks_per_node * 1.5
-    assert ClusterModel(with_memory).expect_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
-    with_gpus = ClusterModel(with_memory.assign(**{"memory.gpu_gib": 4.0}))
-    assert with_gpus.expect_memory(array(RUN, planned("dense"))).endswith(
+    assert ClusterCostModel(with_memory).describe_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
+    with_gpus = ClusterCostModel(with_memory.assign(**{"memory.gpu_gib": 4.0}))
+    assert with_gpus.describe_memory(array(RUN, planned("dense"))).endswith(
         " GiB of a node and 4 GiB of each GPU"
     )
 
