@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
+from msgspec import yaml
 
 from experiments.tasks._families import FAMILIES, masked_autoencoder, vector
 from sparsify.core.spec import BrokenFile, Registry
@@ -23,7 +23,6 @@ CHANCE_BY_DATASET = {
     "cifar10": 10, "digits": 10.28, "digits32": 10.28, "mnist": 11.35, "imagenet": 0.1, "images224": 0.1,
     "ptb": 5.82, "ptb64": 5.59, "ptbchars": 18.32,
 }  # fmt: skip
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class TaskFiles(Mapping[str, "partial[Any]"]):
@@ -57,8 +56,8 @@ def _read_task(path: Path, modified_ns: int) -> "partial[Any]":
     comment = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
     about, _, more = "\n".join(comment).partition("\n")
     try:
-        values = dict(yaml.load(text, LOADER))
-    except (yaml.YAMLError, TypeError, ValueError) as error:
+        values = dict(yaml.decode(text))
+    except (TypeError, ValueError) as error:
         raise BrokenFile(f"{path} can't be read: {' '.join(str(error).split())}") from error
     name = str(values.pop("family", ""))
     if name not in FAMILIES:
