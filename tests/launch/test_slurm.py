@@ -153,7 +153,7 @@ def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(benc
     commands.run_command("scontrol", "release", str(attempt.job.id))
     bench.await_end([attempt])
     assert attempt.is_valid(verify=True)
-    notes = bench.folders.launch(attempt).glob("start-*/worker*.json")
+    notes = bench.folders.launch_folder(attempt).glob("start-*/worker*.json")
     assert {there(read_json_or_none(note))["node"] for note in notes} == {"n4"}
     (log,) = bench.folders.sweeps.glob(f"*/a0/{attempt.job.id}_*0_log.out")
     assert "n3 failed before: asking for other nodes" in log.read_text()
