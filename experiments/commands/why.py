@@ -102,6 +102,10 @@ def describe_attempt(attempt: Attempt, status: RunStatus) -> str:
         lines.append(f"  {'' if status.state == 'done' else 'why: '}{status.why}")
     with contextlib.suppress(DamagedFileError):
         lines += [f"  {line}" for line in (*_describe_steps(attempt), *_describe_kernel(attempt))]
+    if attempt.manifest.get("agreed") is False:
+        lines.append(
+            "  workers ended with different averages or weights: these numbers are of rank 0's model"
+        )
     cwd = Path.cwd()
     path = attempt.path
     return "\n".join([*lines, f"  {path.relative_to(cwd) if path.is_relative_to(cwd) else path}"])

@@ -97,6 +97,8 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     assert both[0]["weights"] == both[1]["weights"], "the same seed trains to the same bits"
 
     assert "8 steps recorded on each of 2 ranks" in fine(here("why", "topk")).stdout
+    there(store.find_newest_valid(manifest["run_id"])).update_manifest(agreed=False)
+    assert "these numbers are of rank 0's model" in fine(here("why", "topk")).stdout
     fine(here("collect"))
     assert (results / "records" / "steps.parquet").is_file()
 
