@@ -104,7 +104,7 @@ def describe_attempt(attempt: Attempt, status: RunStatus) -> str:
         lines += [f"  {line}" for line in (*_describe_steps(attempt), *_describe_kernel(attempt))]
     if attempt.manifest.get("agreed") is False:
         lines.append(
-            "  workers ended with different averages or weights: these numbers are of rank 0's model"
+            "  workers ended with different averages or weights: these numbers are of rank 0's"
         )
     cwd = Path.cwd()
     path = attempt.path
