@@ -366,7 +366,7 @@ def _indicated_reason(verdict: Verdict, ours: Estimate) -> str:
         return f"{format_count(verdict.launches, LAUNCHES)}; {side}"
     if claim.timed and verdict.occasions is not None and verdict.occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
-    return "" if ours.is_decisive else side
+    return "" if ours.has_enough_samples else side
 
 
 def _side_text(claim: Claim, value: float) -> str:

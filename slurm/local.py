@@ -12,7 +12,7 @@ from typing import Protocol
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerStart, worker_exit_code, write_exit_note
+from slurm.worker_process import WorkerStart, undo_shell_exit_code, write_exit_note
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
@@ -102,7 +102,7 @@ class LocalWorkers:
         for rank, process in enumerate(self.processes):
             code = process.poll()
             if code is not None and rank not in self.code_by_rank:
-                self.code_by_rank[rank] = worker_exit_code(code)
+                self.code_by_rank[rank] = undo_shell_exit_code(code)
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
                     write_exit_note(self.folder, rank, self.code_by_rank[rank])
         if len(self.code_by_rank) < self.size:

@@ -31,7 +31,7 @@ from slurm.worker_process import (
     WorkerStart,
     read_exit_codes,
     start_folder,
-    worker_exit_code,
+    undo_shell_exit_code,
     write_exit_note,
     write_note,
 )
@@ -101,7 +101,7 @@ def run_worker(
                 kill_at = min(kill_at, time.monotonic() + GRACE_S)
             if time.monotonic() > kill_at:
                 child.kill()
-        code = worker_exit_code(child.wait())
+        code = undo_shell_exit_code(child.wait())
         # The signal came before the worker could take it: it had done nothing yet, so it has stopped.
         return STOPPED if stop.was_received and -code in STOP_SIGNALS else code
     finally:

@@ -149,7 +149,7 @@ class JobSpec(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1))
 
 
-def worker_exit_code(code: int) -> int:
+def undo_shell_exit_code(code: int) -> int:
     """Return a worker's own exit code, negative for a signal, from the exit code of its process.
 
     A container says 128 + signal of a process that was killed in it, as shells do.

@@ -201,7 +201,7 @@ def _check_is_file(path: Path, mode: int) -> None:
         )
 
 
-def copy_file(source: Path, target: Path) -> None:
+def copy_regular_file(source: Path, target: Path) -> None:
     """Copy the content of a file that is no link.
 
     Raises:
@@ -266,7 +266,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES, follows_link: bool = True
         os.close(descriptor)
 
 
-def read_json_object(path: Path, schema: type[Any], max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
+def read_json_object_if_there(
+    path: Path, schema: type[Any], max_bytes: int = MAX_BYTES
+) -> dict[str, Any] | None:
     """Return the object in `path` as a dict, with fields beyond the schema; None without such a file.
 
     Raises:
@@ -283,7 +285,7 @@ def read_json_object(path: Path, schema: type[Any], max_bytes: int = MAX_BYTES) 
 
 def read_struct(path: Path, schema: type[T]) -> T | None:
     """Return the object in `path` as an instance of the schema; None without such a file."""
-    content = read_json_object(path, schema)
+    content = read_json_object_if_there(path, schema)
     return None if content is None else msgspec.convert(content, schema)
 
 

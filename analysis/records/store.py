@@ -33,7 +33,7 @@ from analysis.records.files import (
     DamagedFileError,
     check_not_link,
     check_plain_file,
-    read_json_object,
+    read_json_object_if_there,
     read_json_or_none,
     read_struct_or_none,
     read_verified,
@@ -100,7 +100,7 @@ class Attempt:
         """
         path = self.path / "run.json"
         try:
-            return read_json_object(path, schema.Manifest) or {"state": "planned"}
+            return read_json_object_if_there(path, schema.Manifest) or {"state": "planned"}
         except DamagedFileError:
             check_not_newer(path, read_json_or_none(path) or {})
             raise
@@ -113,7 +113,7 @@ class Attempt:
             DamagedFileError: it is not there, or not that of this run.
         """
         path = self.path / "config.json"
-        config = read_json_object(path, schema.ConfigFile, MAX_CONFIG_BYTES)
+        config = read_json_object_if_there(path, schema.ConfigFile, MAX_CONFIG_BYTES)
         if config is None:
             raise DamagedFileError(path, "is missing")
         if run_id(config) != self.run_id:

@@ -31,7 +31,7 @@ from analysis.claims import DECISIVE, VERDICT_WORDS
 from analysis.records.files import (
     MAX_LOG_BYTES,
     check_not_link,
-    copy_file,
+    copy_regular_file,
     is_plain_file,
     is_plain_folder,
     read_bytes,
@@ -179,7 +179,7 @@ def write_pages(
     """
     for item in items:
         for file in item.files.values():
-            copy_file(Path(file), site.folder / FILES / Path(file).name)
+            copy_regular_file(Path(file), site.folder / FILES / Path(file).name)
         if item.bibtex:
             site.write_file(f"{FILES}/{item.stem}.bib", item.bibtex)
         judged = [(row, item.stem, "") for row in item.judged]

@@ -111,7 +111,7 @@ def make_inputs(distribution: str, n: int, turns: int, folder: Path, device: tor
     if distribution in NETWORKS:
         return load_or_train(distribution, folder, device)
     if distribution == FIRST_TIED:
-        return make_first_tied(n, turns, device)
+        return make_tied_first_step(n, turns, device)
     return make_synthetic(distribution, n, turns, device)
 
 
@@ -126,7 +126,7 @@ def make_synthetic(distribution: str, n: int, turns: int, device: torch.device) 
     return StepInputs(residual, gradients, source)
 
 
-def make_first_tied(n: int, turns: int, device: torch.device) -> StepInputs:
+def make_tied_first_step(n: int, turns: int, device: torch.device) -> StepInputs:
     """Return a training's first step in bfloat16, where very many elements tie; as many bytes as float32."""
     inputs = make_synthetic("ties", n, 2 * turns, device)
     source = (

@@ -137,17 +137,17 @@ def draw_steps(rows: Sequence[Record]) -> plots.Figure:
     timed.sort(key=lambda row: network_order(row["network"]))
     names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed)]
     panels = [
-        labelled_ratio_dots([*of_network], names, title=title)
+        cpu_over_ddp_panel([*of_network], names, title=title)
         for title, of_network in groupby(timed, network_title)
     ]
     if not panels:
-        panels = [labelled_ratio_dots([], [*STEP_ROWS], title="no step was timed")]
+        panels = [cpu_over_ddp_panel([], [*STEP_ROWS], title="no step was timed")]
     height = STEP_MARGIN_INCHES + STEP_ROW_INCHES * max(len(names), 3)
     return plots.compose_figure(panels, height, sharey=True)
 
 
 @plots.panel_maker
-def labelled_ratio_dots(
+def cpu_over_ddp_panel(
     axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **words: Any
 ) -> None:
     """Draw a dot with its interval and its number for each row, and a line at 1."""

@@ -75,7 +75,7 @@ class Row(Struct, frozen=True, kw_only=True):
     dirty: str | None = None
 
 
-class SelectRow(Row, frozen=True, kw_only=True):
+class UntimedSelectRow(Row, frozen=True, kw_only=True):
     """A selection that was not run."""
 
     device: str
@@ -87,7 +87,7 @@ class SelectRow(Row, frozen=True, kw_only=True):
     why: str | None
 
 
-class TimedSelectRow(SelectRow, frozen=True, kw_only=True):
+class TimedSelectRow(UntimedSelectRow, frozen=True, kw_only=True):
     """A selection that was timed."""
 
     why: str | None = None
@@ -343,7 +343,7 @@ def render_template(template: str, filters: Mapping[str, Callable[..., Any]], **
 
 
 def select_row_schema(record: Record) -> type[Struct]:
-    return TimedSelectRow if "median_ms" in record else SelectRow
+    return TimedSelectRow if "median_ms" in record else UntimedSelectRow
 
 
 def select_case_order(row: Record) -> tuple[Any, ...]:

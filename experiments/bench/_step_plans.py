@@ -75,7 +75,7 @@ class SwitchableContext:
         return self.inner or nullcontext()
 
 
-class HandOverGradients(Function):
+class PreparedGradientsLoss(Function):
     """A loss whose backpropagation only hands over gradients, and then releases them."""
 
     @staticmethod
@@ -116,7 +116,7 @@ def plan_around_search(comm: Comm, options: Any) -> LaunchPlan:
 
     def backward() -> None:
         optimizer.zero_grad()
-        HandOverGradients.apply(gradients, *parameters).backward()
+        PreparedGradientsLoss.apply(gradients, *parameters).backward()
 
     def backward_and_aggregate() -> None:
         backward()

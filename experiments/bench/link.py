@@ -37,7 +37,7 @@ from experiments.config.config import Config
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import acquire_emulation_lock, emulation_request, start_network
+from experiments.launch.local import acquire_emulation_lock_or_refuse, emulation_request, start_network
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fit_alpha_beta, ping_pong
@@ -181,7 +181,7 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if emulation_request(planned):
-            stack.enter_context(acquire_emulation_lock())
+            stack.enter_context(acquire_emulation_lock_or_refuse())
         network = start_network(planned)
         orders = folder / "orders.json"
         write_json(orders, {

@@ -88,7 +88,7 @@ def shorten_list(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + more
 
 
-def is_part_of_name(word: str, name: str) -> bool:
+def occurs_in_name(word: str, name: str) -> bool:
     return word in name
 
 
@@ -99,7 +99,7 @@ def is_whole_name(word: str, name: str) -> bool:
 
 
 def find_sweeps(
-    words: Sequence[str], folders: ResultFolders, is_named: NameTest = is_part_of_name
+    words: Sequence[str], folders: ResultFolders, is_named: NameTest = occurs_in_name
 ) -> list[Sweep]:
     """Return the sweeps that a word names, or of which a word names a run; all without words."""
     return [
@@ -119,7 +119,7 @@ def newest_attempts_in_sweeps(
     sweeps: Iterable[Sweep],
     folders: ResultFolders,
     words: Sequence[str] = (),
-    is_named: NameTest = is_part_of_name,
+    is_named: NameTest = occurs_in_name,
 ) -> list[Attempt]:
     """Return the newest attempts of the runs in these sweeps that a word names, itself or by its sweep.
 

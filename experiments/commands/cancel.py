@@ -8,9 +8,9 @@ from experiments.commands._arguments import SweepsAndRuns
 from experiments.commands._messages import say
 from experiments.commands._named_runs import (
     find_sweeps,
-    is_part_of_name,
     is_whole_name,
     newest_attempts_in_sweeps,
+    occurs_in_name,
     shorten_list,
     sweep_run_ids,
     use_recorded_slurm_conf,
@@ -33,7 +33,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         matching: cancel also the jobs of those that have one of the words in their names.
     """
     folders = ResultFolders()
-    is_named = is_part_of_name if matching else is_whole_name
+    is_named = occurs_in_name if matching else is_whole_name
     if not words:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")

@@ -103,9 +103,7 @@ def describe_attempt(attempt: Attempt, status: RunStatus) -> str:
     with contextlib.suppress(DamagedFileError):
         lines += [f"  {line}" for line in (*_describe_steps(attempt), *_describe_kernel(attempt))]
     if attempt.manifest.get("agreed") is False:
-        lines.append(
-            "  workers ended with different averages or weights: these numbers are of rank 0's"
-        )
+        lines.append("  workers ended with different averages or weights: these numbers are of rank 0's")
     cwd = Path.cwd()
     path = attempt.path
     return "\n".join([*lines, f"  {path.relative_to(cwd) if path.is_relative_to(cwd) else path}"])

@@ -176,7 +176,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     upright = []
     others = []
     for row, trainings in enumerate(chosen.values()):
-        if trainings.top1.is_decisive:
+        if trainings.top1.has_enough_samples:
             ends = (trainings.top1.low, trainings.top1.high)
             ranges.append(plots.Curve(INTERVAL, ends, (row, row), LINE))
             upright.append(plots.Curve(INTERVAL, (sent[row], sent[row]), ends, LINE))

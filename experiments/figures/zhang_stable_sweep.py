@@ -160,7 +160,7 @@ def losses_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
     return pd.Series(losses, dtype=float).fillna(math.inf)
 
 
-def cell_losses(frames: Frames) -> pd.DataFrame:
+def capped_losses_by_seed(frames: Frames) -> pd.DataFrame:
     """Return the loss by which each cell's trainings count: (seeds, cells).
 
     At most `SHOWN` times that of the other methods.
@@ -176,7 +176,7 @@ def cell_losses(frames: Frames) -> pd.DataFrame:
 
 def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
     """Return the loss in one cell of each pair over that in the other: geometric over pairs, by seed."""
-    logs = np.log(cell_losses(frames))
+    logs = np.log(capped_losses_by_seed(frames))
     trained = [(cell, other) for cell, other in pairs if {cell, other} <= {*logs}]
     if not trained:
         return None
@@ -186,7 +186,7 @@ def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estim
 
 def best_losses(frames: Frames) -> pd.Series[float]:
     """Return the loss of each seed in the cell that trains best with the other seeds."""
-    losses = cell_losses(frames).dropna()
+    losses = capped_losses_by_seed(frames).dropna()
     best = dict[Any, float]()
     for seed in losses.index:
         choosing = losses.drop(index=seed) if len(losses) > 1 else losses

@@ -132,7 +132,7 @@ class LocalBackend:
         for request in requests:
             check_emulation(*request)
         # It is held until all have ended.
-        self.emulation_lock = acquire_emulation_lock() if requests else contextlib.nullcontext()
+        self.emulation_lock = acquire_emulation_lock_or_refuse() if requests else contextlib.nullcontext()
         self.folders = folders
         self.progress = progress
         self.force = force
@@ -329,7 +329,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def acquire_emulation_lock() -> FileLock:
+def acquire_emulation_lock_or_refuse() -> FileLock:
     """Return the lock, which this process now holds, of who emulates links on this machine.
 
     Two runs at once would take each other's cores, and neither would find its link.

@@ -103,12 +103,12 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
 @needs_namespaces
 def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
     """The next one may begin when one has ended."""
-    with local.acquire_emulation_lock():
+    with local.acquire_emulation_lock_or_refuse():
         refused(
             here("run", *RUN, "method=dense"), "has a run with cluster=netns under way", "cluster=virtual"
         )
     assert not (tmp_path / "results" / "runs").exists()
-    with local.acquire_emulation_lock():
+    with local.acquire_emulation_lock_or_refuse():
         pass
 
 

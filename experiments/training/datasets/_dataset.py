@@ -124,11 +124,11 @@ class Dataset:
 
     def normalize(self, images: Tensor) -> Tensor:
         """(B, H, W, C) pixel values 0 to 255 -> zero mean and unit deviation, in the type of `images`."""
-        scale, shift = (row.to(images.dtype) for row in self.scale_and_shift)
+        scale, shift = (row.to(images.dtype) for row in self.row_scale_and_shift)
         return torch.addcmul(shift, images.flatten(2), scale).view(images.shape)
 
     @cached_property
-    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+    def row_scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """(W C,) each: a whole row of pixels; broadcasting over three channels alone is ten times slower."""
         mean, std = torch.tensor((self.mean, self.std), dtype=torch.float64, device=self.test.images.device)
         return (1 / (255 * std)).repeat(self.pixels), (-mean / std).repeat(self.pixels)
