@@ -21,9 +21,9 @@ from sparsify.feedback import Feedback, require_all_sparse
 from sparsify.kernels import GroupKernel
 from sparsify.kernels.group_kernel import (
     ConsecutiveTensors,
-    add_unless_single,
     cut_at_common_borders,
     divide_into_stretches,
+    return_single_or_add,
 )
 from sparsify.select import Selector
 from sparsify.types import GroupSelection, SparseVector, StepSettings, num_selected
@@ -102,7 +102,7 @@ class BucketGroupMixin:
         """Accumulate, and return the elements that this worker sends of the group."""
         with timer.phase("select"):
             accs: Sequence[Tensor] = group.feedback_states
-            selected = self.try_search_group(group)
+            selected = self.try_accumulate_and_select_group(group)
             if selected is None:
                 accs, selected = self._accumulate_and_select(group, comm)
         steps = group.gradients.steps
@@ -114,19 +114,19 @@ class BucketGroupMixin:
                     step.selection_hook(acc, selection)
         return selected
 
-    def try_search_group(
+    def try_accumulate_and_select_group(
         self, group: BucketGroup, reset_grads_to: Sequence[Tensor] = ()
     ) -> GroupSelection | None:
         """Accumulate and select in one pass over memory; None where this selector or feedback can't.
 
         Args:
-            reset_grads_to: see `Selector.try_search_group`.
+            reset_grads_to: see `Selector.try_accumulate_and_select_group`.
         """
         weight = self.feedback.residual_weight
         if weight is None:
             return None
         states = [state.select for state in group.gradients.states]
-        return self.select.try_search_group(
+        return self.select.try_accumulate_and_select_group(
             group.feedback_states, group.gradients.tensors, group.kernel_ks, states, weight, reset_grads_to
         )
 
@@ -174,7 +174,7 @@ class BucketGroupMixin:
         for state, acc, pieces, k in zip(
             group.gradients.states, accs, addend_pieces, group.kernel_ks, strict=True
         ):
-            addend = add_unless_single(acc, pieces)
+            addend = return_single_or_add(acc, pieces)
             choice = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
             selections.append(choice.gather_from(acc))
         counts = [selection.indices.numel() for selection in selections]

@@ -262,7 +262,7 @@ class Sparsifier(BucketGroupMixin, FeedbackMethod):
                 f"{exchange} sends values without indices, so every worker must pick the same ones, but with "
                 f"{select} each picks its own; use AllGather, or a shared selector"
             )
-        if self.exchange.needs_equal_counts and not self.select.selects_exactly_k:
+        if self.exchange.needs_equal_counts and not self.select.selects_fixed_count:
             raise ValueError(
                 f"{exchange} expects the same number of elements from every worker, but with {select} it "
                 "depends on the data; use AllGather(uneven=True), or a selector of exactly k"

@@ -26,7 +26,7 @@ from sparsify.methods.oktopk import (
     ReusedThreshold,
     SplitReduceBalance,
     index_quantiles,
-    positive_minimum,
+    minimum_or_tiny,
 )
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import Selector
@@ -267,7 +267,7 @@ def _replay_threshold(
         collectives.append(_uniform_collective("all_gather", longest * values.element_size(), size))
         largest = values.abs().topk(min(k, len(values)), sorted=False).indices
         state.renew(
-            positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left
+            minimum_or_tiny(values[largest].abs()), k, exchange.threshold_every if is_due else state.left
         )
         kept = kept[largest].sort().values
     else:

@@ -34,7 +34,7 @@ class Selector(MethodPart, ABC):
     """Base of the parts of methods that choose k of n elements."""
 
     # True if every worker chooses k elements; False if their number depends on the data.
-    selects_exactly_k: ClassVar[bool] = False
+    selects_fixed_count: ClassVar[bool] = False
 
     @property
     def shared(self) -> bool:
@@ -55,7 +55,7 @@ class Selector(MethodPart, ABC):
         """Add grad (n,), if any, to acc (n,), and select from the sum; some selectors do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
-    def try_search_group(
+    def try_accumulate_and_select_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
@@ -78,10 +78,10 @@ class Selector(MethodPart, ABC):
         return None
 
 
-class ExactlyKSelector(Selector):
-    """Base of selectors that always choose exactly k elements."""
+class FixedCountSelector(Selector):
+    """Base of selectors that choose as many elements on all workers: k, or a number that k and shapes give."""
 
-    selects_exactly_k: ClassVar[bool] = True
+    selects_fixed_count: ClassVar[bool] = True
 
 
 class SinglePassSelector(Selector):
@@ -92,7 +92,7 @@ class SinglePassSelector(Selector):
 
 
 @dataclass(frozen=True)
-class TopK(SinglePassSelector, ExactlyKSelector):
+class TopK(SinglePassSelector, FixedCountSelector):
     """A selector of exactly the k largest elements by absolute value. Published operator: torch.topk."""
 
     def accumulate_and_select(
@@ -125,7 +125,7 @@ SamplingRule = Literal["hash", "permutation"]
 
 
 @dataclass(frozen=True)
-class RandomK(ExactlyKSelector):
+class RandomK(FixedCountSelector):
     """A selector of k uniformly random indices without replacement.
 
     Args:
@@ -188,7 +188,7 @@ def hash_31_bits(numbers: Tensor, key: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockRandomK(ExactlyKSelector):
+class BlockRandomK(FixedCountSelector):
     """A selector of k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
 
     Args:
@@ -220,7 +220,7 @@ class ArangeCache:
 
 
 @dataclass(frozen=True)
-class FirstK(ExactlyKSelector):
+class FirstK(FixedCountSelector):
     """A selector of the first k elements. As it costs nothing, it shows what the harness itself costs."""
 
     shared: ClassVar[bool] = True

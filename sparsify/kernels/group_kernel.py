@@ -82,7 +82,7 @@ class GroupKernel:
         for memory, places in zip(into, split_like(space, into), strict=True):
             memory.masked_fill_(places, 0)
 
-    def add_to_anchors_and_copies(
+    def add_sum_to_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
         copies: Sequence[Tensor],
@@ -170,7 +170,7 @@ def divide_into_stretches(tensors: Sequence[Tensor], sizes: Sequence[int]) -> li
     return stretches
 
 
-def add_unless_single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
+def return_single_or_add(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
     """Return the only piece (n,) of a gradient; or add several pieces to acc (n,), and return None."""
     if len(pieces) == 1:
         return pieces[0]

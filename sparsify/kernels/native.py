@@ -162,7 +162,7 @@ class NativeGroupKernel(GroupKernel):
         if not self._try_write("clear_at", [into], [part]):
             super().clear_at(into, part)
 
-    def add_to_anchors_and_copies(
+    def add_sum_to_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
         copies: Sequence[Tensor],
@@ -172,7 +172,7 @@ class NativeGroupKernel(GroupKernel):
     ) -> None:
         parts = [SparseVector(indices.int(), values) for indices, values in parts]
         if not self._try_write("move", [anchors, copies], parts, alpha, rate):
-            super().add_to_anchors_and_copies(anchors, copies, parts, alpha, rate)
+            super().add_sum_to_anchors_and_copies(anchors, copies, parts, alpha, rate)
 
     def _try_write(
         self,

@@ -25,8 +25,8 @@ from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels.group_kernel import (
     GroupKernel,
     add_end_to_end,
-    add_unless_single,
     divide_into_stretches,
+    return_single_or_add,
 )
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
@@ -118,7 +118,7 @@ class TritonGroupKernel(GroupKernel):
         part_by_bucket = dict(zip(self.small_buckets, small_parts, strict=True))
         for bucket, (acc, pieces, k) in enumerate(zip(accs, pieces_by_bucket, ks, strict=True)):
             if bucket not in part_by_bucket:
-                indices, values = self.kernels[bucket].topk(acc, add_unless_single(acc, pieces), k)
+                indices, values = self.kernels[bucket].topk(acc, return_single_or_add(acc, pieces), k)
                 part_by_bucket[bucket] = SparseVector(indices.int() + self.bases[bucket], values)
         parts = [part_by_bucket[bucket] for bucket in range(len(ks))]
         return SparseVector(
@@ -130,7 +130,7 @@ class TritonGroupKernel(GroupKernel):
     ) -> SparseVector:
         """Add the gradients of small buckets and search these, given all buckets."""
         small_accs = [accs[bucket] for bucket in self.small_buckets]
-        grads = add_unless_whole(small_accs, [pieces_by_bucket[bucket] for bucket in self.small_buckets])
+        grads = return_whole_or_add(small_accs, [pieces_by_bucket[bucket] for bucket in self.small_buckets])
         *starts, total = accumulate([ks[bucket] for bucket in self.small_buckets], initial=0)
         rows = list[tuple[int, ...]]()
         for bucket, acc, grad, start in zip(self.small_buckets, small_accs, grads, starts, strict=True):
@@ -257,7 +257,7 @@ class TritonGroupKernel(GroupKernel):
         )
 
 
-def add_unless_whole(
+def return_whole_or_add(
     accs: Sequence[Tensor], pieces_by_bucket: Sequence[Sequence[Tensor]]
 ) -> Sequence[Tensor | None]:
     """Return the gradient of each bucket, for the search to add: all of one type and in one piece each.

@@ -43,7 +43,7 @@ def try_fused_exchange(
         return None
     group = BucketGroup(gradients, kernel)
     with engine.timer.phase("select"):
-        search = method.try_search_group(group, anchor)
+        search = method.try_accumulate_and_select_group(group, anchor)
     if search is None:
         return None
     selection, _ = search
@@ -52,7 +52,7 @@ def try_fused_exchange(
         total = method.exchange_and_retain_group(selection, group, engine.comm, engine.timer)
         scale = 1 / engine.comm.size if method.average else 1.0
         with engine.timer.phase("scatter"):
-            kernel.add_to_anchors_and_copies(anchor, parameters, total, scale, -step.lr)
+            kernel.add_sum_to_anchors_and_copies(anchor, parameters, total, scale, -step.lr)
         return selection.indices.numel()
 
     return engine.run_and_report(gradients, exchange_and_move)

@@ -533,14 +533,14 @@ def find_optimizers_of_model(optimizer: LocalOptimizer) -> list[LocalOptimizer]:
     function calls one after the other is not seen.
     """
     live = [other for other in [*LIVE_OPTIMIZERS] if not other._claim.is_superseded]
-    parts_of_live = [parts_of(other._model) for other in live]
-    parts = grow_over(parts_of(optimizer._model), parts_of_live)
+    parts_of_live = [module_and_parameter_ids(other._model) for other in live]
+    parts = grow_over(module_and_parameter_ids(optimizer._model), parts_of_live)
     # Virtual ranks share a process, and each has a model of its own.
     if any(
         other.comm.rank == optimizer.comm.rank and parts.isdisjoint(other_parts)
         for other, other_parts in zip(live, parts_of_live, strict=True)
     ):
-        parts = grow_over(parts, [*parts_of_live, *map(parts_of, find_live_modules())])
+        parts = grow_over(parts, [*parts_of_live, *map(module_and_parameter_ids, find_live_modules())])
     return [
         other
         for other, other_parts in zip(live, parts_of_live, strict=True)
@@ -548,7 +548,7 @@ def find_optimizers_of_model(optimizer: LocalOptimizer) -> list[LocalOptimizer]:
     ]
 
 
-def parts_of(model: nn.Module) -> set[int]:
+def module_and_parameter_ids(model: nn.Module) -> set[int]:
     """Return the ids of a model's modules and parameters."""
     return {id(part) for part in (*model.modules(), *model.parameters())}
 

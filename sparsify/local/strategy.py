@@ -59,7 +59,7 @@ class PlainStep(OuterStep):
 
 
 @dataclass(frozen=True)
-class MomentumStep(OuterStep):
+class MomentumStepBase(OuterStep):
     """Base of outer steps with momentum m, a tensor like each of the anchor's; DiLoCo's rates."""
 
     lr: PositiveFloat = 0.7
@@ -70,7 +70,7 @@ class MomentumStep(OuterStep):
 
 
 @dataclass(frozen=True)
-class Nesterov(MomentumStep):
+class Nesterov(MomentumStepBase):
     """Outer step of torch.optim.SGD(momentum=mu, nesterov=True) on the drift.
 
     m <- mu m + drift; theta <- theta - lr (drift + mu m). DiLoCo, algorithm 1.
@@ -84,7 +84,7 @@ class Nesterov(MomentumStep):
 
 
 @dataclass(frozen=True)
-class HeavyBall(MomentumStep):
+class HeavyBall(MomentumStepBase):
     """Outer step of torch.optim.SGD(momentum=mu) on the drift.
 
     m <- mu m + drift; theta <- theta - lr m. Several public codes call this Nesterov, gensyn-ai/noloco's

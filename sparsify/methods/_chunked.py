@@ -20,7 +20,7 @@ from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.kernels.native_codes import NativeStatistical2
 from sparsify.ranges import AverageOver, ChunkSide, CodeName
-from sparsify.select import ExactlyKSelector, SinglePassSelector
+from sparsify.select import FixedCountSelector, SinglePassSelector
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -90,7 +90,7 @@ def reuse_or_make_joint(
 
 
 @dataclass(frozen=True)
-class ChunkTopK(SinglePassSelector, ExactlyKSelector):
+class ChunkTopK(SinglePassSelector, FixedCountSelector):
     """A selector of the largest magnitudes of each chunk of each tensor.
 
     SparseLoCo, arXiv:2508.15706, section 3; DeMo, arXiv:2411.19870, takes them of a transform. Of a chunk its
@@ -119,7 +119,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
                 return Selection(chosen.indices.long(), chosen.values)
         return Selection(*state.layout.select_largest(acc if grad is None else acc.add_(grad), k))
 
-    def try_search_group(
+    def try_accumulate_and_select_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],

@@ -81,13 +81,13 @@ class PackedCodes:
         unpack(packed, self.bits, self.lanes)
         return scales
 
-    def write_levels(self, levels: Tensor, scales: Tensor) -> Tensor:
+    def write_clipped_integers(self, levels: Tensor, scales: Tensor) -> Tensor:
         """Write whole numbers (n,), clipped in place to -levels to levels, as `write` does."""
         self.codes.copy_(levels.clamp_(-self.levels, self.levels).add_(self.levels))
         return self.write(scales)
 
     def read_levels(self, message: Tensor, out: Tensor) -> Tensor:
-        """Read a message of `write_levels` into `out` (n,); return its scales."""
+        """Read a message of `write_clipped_integers` into `out` (n,); return its scales."""
         scales = self.unpack_and_return_scales(message)
         out.copy_(self.codes).sub_(self.levels)
         return scales
@@ -107,7 +107,7 @@ def num_blocks(n: int, block: int) -> int:
     return -(-n // block)
 
 
-def split_into_blocks(tensor: Tensor, block: int) -> list[Tensor]:
+def split_into_block_matrices(tensor: Tensor, block: int) -> list[Tensor]:
     """Return views of the blocks of a tensor (n,): all whole ones (rows, block), and the rest (1, rest)."""
     whole = tensor.numel() // block * block
     views = tensor[:whole].view(-1, block), tensor[whole:].view(1, -1)
@@ -118,14 +118,14 @@ def block_norms(tensor: Tensor, block: int, norm: Literal["l1", "l2", "max"]) ->
     """Return the norm (blocks,) of each block of a tensor (n,), n above 0."""
     order = NORM_ORDERS[norm]
     return torch.cat(
-        [torch.linalg.vector_norm(rows, order, dim=1) for rows in split_into_blocks(tensor, block)]
+        [torch.linalg.vector_norm(rows, order, dim=1) for rows in split_into_block_matrices(tensor, block)]
     )
 
 
 def zip_scales_with_blocks(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield scales (rows, 1) beside their blocks: a view (rows, elements) of every tensor."""
     start = 0
-    for views in zip(*(split_into_blocks(tensor, block) for tensor in tensors), strict=True):
+    for views in zip(*(split_into_block_matrices(tensor, block) for tensor in tensors), strict=True):
         end = start + len(views[0])
         yield scales[start:end, None], *views
         start = end
@@ -215,7 +215,7 @@ class StochasticQuantiser(Quantiser):
         for divisor, x, rounded in zip_scales_with_blocks(divisors, self.block, acc, work):
             # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
             rounded.addcdiv_(x, divisor, value=state.message.levels)
-        return state.message.write_levels(work.floor_(), scales)
+        return state.message.write_clipped_integers(work.floor_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
         scales = state.message.read_levels(message, out)

@@ -15,7 +15,7 @@ from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import write_scaled_sum
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method
-from sparsify.methods._quantise import num_blocks, split_into_blocks
+from sparsify.methods._quantise import num_blocks, split_into_block_matrices
 from sparsify.ranges import Constraint, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -108,7 +108,7 @@ def lay_out_bins(tensors: Sequence[BinnedTensor], like: Tensor) -> BinLayout:
     runs = list[BinRun]()
     start = 0
     for size, length in tensors:
-        for bins in split_into_blocks(like[start : start + size], length):
+        for bins in split_into_block_matrices(like[start : start + size], length):
             runs.append(BinRun(start, *bins.shape))
             start += bins.numel()
     starts = [torch.arange(run.num_bins, device=like.device) * run.length + run.start for run in runs]

@@ -90,7 +90,7 @@ def dgc(
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """
-    method_class = SparsifierOrDenseMomentum if dense_vectors else Sparsifier
+    method_class = SparsifierWithDenseVectors if dense_vectors else Sparsifier
     return method_class(
         density,
         SampledThreshold(sample, adaptations),
@@ -169,7 +169,7 @@ class DenseMomentumState:
 
 
 @dataclass(frozen=True, repr=False)
-class SparsifierOrDenseMomentum(Sparsifier):
+class SparsifierWithDenseVectors(Sparsifier):
     """A sparsifier that averages buckets of 1-D tensors whole, with ordinary momentum of equal strength."""
 
     feedback: MomentumCorrection

@@ -26,7 +26,7 @@ from sparsify.ranges import (
     check_arguments,
 )
 from sparsify.select import (
-    ExactlyKSelector,
+    FixedCountSelector,
     Selector,
     compute_magnitudes,
     compute_magnitudes_if_needed,
@@ -134,7 +134,7 @@ class GaussianThreshold(Selector):
 
 
 @dataclass(frozen=True)
-class GaussianTopK(ExactlyKSelector):
+class GaussianTopK(FixedCountSelector):
     """A selector of exactly the k largest, among the elements above a guessed and bisected threshold."""
 
     passes: PositiveInt = BOUNDED_PASSES

@@ -157,14 +157,14 @@ class ReusedThresholdSelector(SinglePassSelector):
     ) -> Selection:
         if state.is_due(k):
             indices, values = state.workspace.kernel.topk(acc, grad, k)
-            state.renew(positive_minimum(values.abs()), k, self.every)
+            state.renew(minimum_or_tiny(values.abs()), k, self.every)
         else:
             indices, values = state.workspace.kernel.above_threshold(acc, grad, state.threshold)
             state.adjust(len(indices), k, self.drift)
             if len(indices) > RENEWAL_RATIO * k:  # the k largest are among them
                 largest = values.abs().topk(k, sorted=False).indices
                 indices, values = indices[largest], values[largest]
-                state.renew(positive_minimum(values.abs()), k, state.left)
+                state.renew(minimum_or_tiny(values.abs()), k, state.left)
         state.left -= 1
         return Selection(indices, values=values)
 
@@ -174,7 +174,7 @@ def zero_threshold(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=accumulation_dtype(like.dtype), device=like.device)
 
 
-def positive_minimum(magnitudes: Tensor) -> Tensor:
+def minimum_or_tiny(magnitudes: Tensor) -> Tensor:
     """Return the smallest magnitude, 0-d, but never 0, because every element reaches 0."""
     return magnitudes.amin().clamp(min=torch.finfo(magnitudes.dtype).tiny)
 
@@ -310,7 +310,7 @@ def find_globally_largest(
     magnitudes = torch.cat([padded[:count] for padded, count in gathered]).abs()
     largest = magnitudes.topk(min(k, len(magnitudes)), sorted=False).indices
     mask = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, largest, True)
-    return list(mask.split(counts)), positive_minimum(magnitudes[largest])
+    return list(mask.split(counts)), minimum_or_tiny(magnitudes[largest])
 
 
 def gather_balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:

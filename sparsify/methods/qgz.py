@@ -163,7 +163,7 @@ class QuantisedAllReduce(FeedbackMethod):
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
         for divisor, x, rounded in zip_scales_with_blocks(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)
-        return codes.write_levels(work.round_(), scales)
+        return codes.write_clipped_integers(work.round_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
         """Read a message of `encode` into `out` (m,), and return `out`."""

@@ -13,7 +13,7 @@ from sparsify.feedback import LowPass
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, NonNegativeInt, PositiveFraction, Scope, check_arguments
-from sparsify.select import ExactlyKSelector
+from sparsify.select import FixedCountSelector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection, index_dtype
 
 
@@ -54,7 +54,7 @@ class LeaderRotation:
 
 
 @dataclass(frozen=True)
-class LeaderTopK(ExactlyKSelector):
+class LeaderTopK(FixedCountSelector):
     """A selector of the k largest elements of one worker, for all workers (CLT-k)."""
 
     shared: ClassVar[bool] = True

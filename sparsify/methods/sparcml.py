@@ -21,9 +21,9 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.methods._quantise import split_into_blocks
+from sparsify.methods._quantise import split_into_block_matrices
 from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, ValueFormat, check_arguments
-from sparsify.select import ExactlyKSelector, TopK, compute_magnitudes
+from sparsify.select import FixedCountSelector, TopK, compute_magnitudes
 from sparsify.types import (
     BucketContext,
     BucketStep,
@@ -77,7 +77,7 @@ def sparcml(
 
 
 @dataclass(frozen=True)
-class TopKPerBucket(ExactlyKSelector):
+class TopKPerBucket(FixedCountSelector):
     """A selector of the largest of every `bucket` consecutive elements, at least one of each.
 
     The last bucket may be shorter.
@@ -92,7 +92,7 @@ class TopKPerBucket(ExactlyKSelector):
         n = acc.numel()
         chosen = list[Tensor]()
         start = 0
-        for buckets in split_into_blocks(compute_magnitudes(acc, state), self.bucket):
+        for buckets in split_into_block_matrices(compute_magnitudes(acc, state), self.bucket):
             length = buckets.shape[1]
             end = start + buckets.numel()
             indices = buckets.topk(max(1, length * k // n), sorted=False).indices

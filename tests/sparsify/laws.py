@@ -22,7 +22,7 @@ from sparsify.methods._chunked import ChunkTopK
 from sparsify.methods._ef21 import EF21
 from sparsify.methods.adacomp import AdaComp
 from sparsify.methods.deft import Deft
-from sparsify.methods.dgc import SparsifierOrDenseMomentum
+from sparsify.methods.dgc import SparsifierWithDenseVectors
 from sparsify.methods.sparcml import TopKPerBucket
 from sparsify.methods.stable_topk import StableBlocks
 from sparsify.types import (
@@ -38,7 +38,7 @@ from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
 METHODS = per_step_names()
-INEXACT = (AdaComp, EF21, SparsifierOrDenseMomentum, ChunkTopK, Deft, StableBlocks, TopKPerBucket)
+INEXACT = (AdaComp, EF21, SparsifierWithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKPerBucket)
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -245,7 +245,7 @@ def limits_of(method: Method, aggregator: Aggregator) -> tuple[int, int]:
     selector: Any = getattr(method, "select", None)
     if selector is None and not isinstance(method, INEXACT):
         return sum(sizes), sum(sizes)
-    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.selects_exactly_k:
+    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.selects_fixed_count:
         return 0, sum(sizes)
     k = sum(num_selected(n, method.density_at(10**9)) for n in sizes)
     return k, k

@@ -213,7 +213,7 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
         for part in some:
             total.index_add_(0, part.indices, part.values * 0.25)
         anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
-        make(SIZES).add_to_anchors_and_copies(anchors, owns, some, 0.25, -1.0)
+        make(SIZES).add_sum_to_anchors_and_copies(anchors, owns, some, 0.25, -1.0)
         assert torch.equal(torch.cat(anchors), before - total)
         assert all(map(torch.equal, anchors, owns))
 

@@ -24,7 +24,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density
-from sparsify.select import RandomKeyStream, ExactlyKSelector
+from sparsify.select import RandomKeyStream, FixedCountSelector
 from sparsify.types import BucketContext, Selection
 
 KEPT: dict = {{}}
@@ -36,7 +36,7 @@ def {name}(density: Density = 0.1) -> Sparsifier:
 
 
 @dataclass(frozen=True)
-class Every(ExactlyKSelector):
+class Every(FixedCountSelector):
     shared = True
 
     def init(self, like: Tensor, context: BucketContext) -> RandomKeyStream:
