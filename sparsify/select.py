@@ -79,7 +79,7 @@ class Selector(MethodPart, ABC):
 
 
 class FixedCountSelector(Selector):
-    """Base of selectors that choose as many elements on all workers: k, or a number that k and shapes give."""
+    """Base of selectors that choose as many elements on all workers: k, or a number by k and shapes."""
 
     selects_fixed_count: ClassVar[bool] = True
 
