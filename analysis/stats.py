@@ -410,7 +410,7 @@ def _last_value_by_seed(frames: Frames, keys: Sequence[str], column: str) -> pd.
     has_values = epochs.groupby("key")[column].transform("count") > 0
     recorded = has_values | epochs["key"].isin(find_diverged_keys(frames))
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
-    return last.rename(index=_seed_by_key(frames))  # type: ignore[no-any-return]
+    return last.rename(index=_seed_by_key(frames))  # type: ignore[no-any-return]  # pandas: of a Series
 
 
 def _paired_last_values(

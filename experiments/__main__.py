@@ -163,7 +163,7 @@ def _prepare_process() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  # to the end
-    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115  # as above
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal lacks
     try:

@@ -42,7 +42,7 @@ class OperatorCounter(TorchDispatchMode):
     """A context that counts the operators that run inside, and the bytes that they read and write."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch declares no types
         self.counts = Counter[str]()
         self.nbytes = 0
         self.patches = ExitStack()
@@ -56,11 +56,11 @@ class OperatorCounter(TorchDispatchMode):
         ):
             counted = self._count_calls(name, getattr(owner, attribute), nbytes)
             self.patches.enter_context(mock.patch.object(owner, attribute, counted))
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]  # as above
         self.patches.close()
 
     def _count_calls(
