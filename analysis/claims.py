@@ -43,7 +43,7 @@ from analysis.evidence import ChanceLookup, Evidence, describe_scale_differences
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
 from analysis.pictures.numbers import format_count, format_number
-from analysis.records.frames import Frames, track_read_keys
+from analysis.records.frames import Frames, track_read_run_keys
 from analysis.records.steps import LAUNCHES
 from analysis.stats import ENOUGH_SAMPLES, Estimate, MixedRunsError
 
@@ -248,7 +248,7 @@ def _to_rule_json(part: Any, names: Iterator[Any]) -> Any:
 
 def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: ChanceLookup) -> Verdict:
     ours, mixture = None, ""
-    with track_read_keys() as keys:
+    with track_read_run_keys() as keys:
         try:
             ours = claim.compute(frames, *claim.arguments)
         except MixedRunsError as error:

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis import plots
 from analysis.pictures import captions, style
 from analysis.records import columns
-from analysis.records.columns import IMPLIED_SETTINGS, TITLES
+from analysis.records.columns import IMPLIED_SETTINGS, OUTCOME_LABELS
 from analysis.records.configs import differing_leaves, flatten, format_setting, short_name
 from analysis.records.frames import Frames
 from analysis.records.steps import ENOUGH_LAUNCHES
@@ -156,11 +156,11 @@ class Comparison:
     @property
     def _label(self) -> str:
         """The name of `y` for people."""
-        return TITLES[self.y].label if self.y in TITLES else self.y
+        return OUTCOME_LABELS[self.y].label if self.y in OUTCOME_LABELS else self.y
 
     @property
     def _bounds(self) -> Bounds:
-        unit = columns.unit_of_column(self.y)
+        unit = columns.unit_of_run_column(self.y)
         if unit == "%":
             return PERCENT
         return BOUNDS_BY_COLUMN.get(self.y, POSITIVE if unit else UNBOUNDED)
@@ -172,7 +172,7 @@ class Comparison:
         numbers = [str(name) for name in runs.select_dtypes("number")]
         if self.y not in numbers:
             raise ValueError(
-                _unknown_message(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers])
+                _unknown_message(f"no column y={self.y} with numbers", self.y, [*OUTCOME_LABELS, *numbers])
             )
         is_measured = runs[self.y].notna()
         if self.y.startswith(TRAINING_PREFIXES) and "diverged" in runs:
@@ -224,7 +224,7 @@ class Comparison:
 
     def _unit(self, points: Sequence[ComparisonPoint]) -> tuple[str, float]:
         """Return the unit to show, and what values are multiplied by."""
-        unit = columns.unit_of_column(self.y)
+        unit = columns.unit_of_run_column(self.y)
         smallest = float(np.nanmin([abs(point.value.value) for point in points]))
         sizes = SIZE_BY_UNIT.get(unit, {unit: 1.0})
         name = next((name for name, size in sizes.items() if smallest >= size), [*sizes][-1])

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from analysis.pictures.numbers import format_number, format_with_unit
-from analysis.records.columns import TITLES
+from analysis.records.columns import OUTCOME_LABELS
 
 NOT_RECORDED = "not recorded"
 NOT_SET = "not set"  # in a config: the default, or the method has no such setting
@@ -69,7 +69,7 @@ def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differe
 def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Return the outcomes that two rows of `Frames.runs` share, side by side; empty without any."""
     lines = []
-    for column, title in TITLES.items():
+    for column, title in OUTCOME_LABELS.items():
         values = [value for value in (a.get(column), b.get(column)) if value is not None and isfinite(value)]
         if not title.beside or len(values) < 2:
             continue

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, cache_by_frames, find_diverged_keys, note_read_keys
+from analysis.records.frames import Frames, cache_by_frames, find_diverged_keys, note_read_run_keys
 from analysis.records.steps import (
     BLOCKS,
     ENOUGH_LAUNCHES,
     LAUNCHES,
-    has_blocks,
+    has_blocks_in_every_run,
     replication_units,
     used_precisions,
 )
@@ -279,7 +279,7 @@ def final_difference(
 
 def mean_curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     """Return a row per epoch until a run diverged: step, mean over runs, low, high (NaN without any), n."""
-    note_read_keys(keys)
+    note_read_run_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     diverged = epochs[epochs["key"].isin(find_diverged_keys(frames))]
     if len(diverged):
@@ -320,7 +320,7 @@ def _paired_estimate(
         return None
     both = [*keys, *others]
     _check_comparable(frames, both)
-    by_block = has_blocks(frames, both)
+    by_block = has_blocks_in_every_run(frames, both)
     ours = replication_units(frames, keys, by_block)
     theirs = replication_units(frames, others, by_block)
     if not set(phases) <= set(ours.means) & set(theirs.means):
@@ -379,7 +379,7 @@ def _check_comparable(frames: Frames, keys: Sequence[str], *more: str, without: 
     Raises:
         MixedRunsError: they differ.
     """
-    note_read_keys(keys)
+    note_read_run_keys(keys)
     columns = [name for name in (*COLUMNS_THAT_AGREE, *more) if name != without]
     for column, values in differing_columns(frames.runs[frames.runs["key"].isin(keys)], columns).items():
         raise MixedRunsError(
@@ -405,7 +405,7 @@ def _seed_by_key(frames: Frames) -> pd.Series[Any]:
 @cache_by_frames
 def _last_value_by_seed(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """Return `column` at the last epoch of each run that validated; NaN of a run that diverged."""
-    note_read_keys(keys)
+    note_read_run_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     has_values = epochs.groupby("key")[column].transform("count") > 0
     recorded = has_values | epochs["key"].isin(find_diverged_keys(frames))
@@ -425,7 +425,7 @@ def _paired_last_values(
 
 def _epochs_by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
     """Return the epochs of each run in which `column` was recorded, and the last of a run that diverged."""
-    note_read_keys(keys)
+    note_read_run_keys(keys)
     seeds = _seed_by_key(frames)
     ended = frames.epochs["key"].isin(find_diverged_keys(frames))
     epochs = frames.epochs[frames.epochs[column].notna() | ended]

@@ -29,7 +29,7 @@ def test_closed_streams_get_nothing_and_harm_no_record(tmp_path: Path) -> None:
         f"{CALL} run method=topk task=cnn_digits profile=smoke cluster=virtual <&- >&- 2>&-", tmp_path
     )
     assert done.returncode == 0
-    (attempt,) = Store(tmp_path / "runs").newest_valid_attempts()
+    (attempt,) = Store(tmp_path / "runs").list_newest_valid_attempts()
     assert attempt.is_valid()
 
 

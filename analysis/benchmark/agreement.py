@@ -14,7 +14,7 @@ from analysis.stats import Estimate, student_quantile
 CellPair = tuple[Cell, Cell]  # of one place, once measured and again
 
 
-class LinkAgreement(NamedTuple):
+class MeasurementAgreement(NamedTuple):
     """The agreement of two measurements over one link."""
 
     link: str
@@ -33,7 +33,7 @@ class LinkAgreement(NamedTuple):
     expected_containment: float  # the same, were both drawn from one normal distribution
 
 
-def compare_measurements(first: Sequence[Cell], second: Sequence[Cell]) -> list[LinkAgreement]:
+def compare_measurements(first: Sequence[Cell], second: Sequence[Cell]) -> list[MeasurementAgreement]:
     """Return the agreement of two measurements on each link that both have."""
     second_by_place = {cell.place: cell for cell in second}
     pairs_by_link: dict[str, list[CellPair]] = {}
@@ -44,14 +44,14 @@ def compare_measurements(first: Sequence[Cell], second: Sequence[Cell]) -> list[
     return [_link_agreement(link, pairs) for link, pairs in pairs_by_link.items()]
 
 
-def _link_agreement(link: str, pairs: Sequence[CellPair]) -> LinkAgreement:
+def _link_agreement(link: str, pairs: Sequence[CellPair]) -> MeasurementAgreement:
     reaching = [pair for pair in pairs if pair[0].minutes and pair[1].minutes]
     # The baseline is compared with itself.
     others, others_reaching = (
         [pair for pair in chosen if pair[0].word != "baseline"] for chosen in (pairs, reaching)
     )
     launches = min((cell.launches for pair in others for cell in pair), default=0)
-    return LinkAgreement(
+    return MeasurementAgreement(
         link=link,
         cells=len(pairs),
         cells_at_target=len(others_reaching),

@@ -216,7 +216,7 @@ def aggregate_column(
     return None if np.isnan(value) else factor * value
 
 
-class ComposedTime(NamedTuple):
+class ComposedTimeCheck(NamedTuple):
     """A training in real time beside what was composed for it."""
 
     entry: str
@@ -232,9 +232,9 @@ class ComposedTime(NamedTuple):
         return 100 * abs(self.composed_min / self.real_min - 1)
 
 
-def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[ComposedTime]:
+def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[ComposedTimeCheck]:
     """Return the entry's trainings in real time, each beside the time that its cell composes."""
-    times = list[ComposedTime]()
+    times = list[ComposedTimeCheck]()
     epochs = entry.frames.epochs
     cell_by_place = {cell.place: cell for cell in cells}
     for task, statement in entry.statement.tasks.items():
@@ -245,7 +245,7 @@ def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[Comp
             if cell and cell.step_ms and len(rows):
                 last = rows.iloc[-1]
                 composed_min = float(last["step"]) * cell.step_ms.value / 6e4
-                times.append(ComposedTime(*place, float(last["wall_s"]) / 60, composed_min))
+                times.append(ComposedTimeCheck(*place, float(last["wall_s"]) / 60, composed_min))
     return times
 
 

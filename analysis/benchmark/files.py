@@ -17,8 +17,8 @@ from analysis.benchmark.statement import NAME_PATTERN, EntryStatement
 from analysis.records import parquet
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.frames import Frames
-from analysis.records.public import strip_private_facts
-from analysis.records.steps import add_outcomes
+from analysis.records.public import strip_private_provenance
+from analysis.records.steps import add_missing_outcomes
 
 STATEMENT_NAME = "entry.json"
 ENTRY_SUFFIX = ".entry"
@@ -40,7 +40,7 @@ def write_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
 
     Of steps it has those of launches alone.
     """
-    frames = strip_private_facts(_keep_launch_steps(add_outcomes(frames)))
+    frames = strip_private_provenance(_keep_launch_steps(add_missing_outcomes(frames)))
     with tempfile.TemporaryDirectory() as folder:
         parquet.write_parquet(frames, Path(folder))
         raws = {f"{name}.parquet": (Path(folder) / f"{name}.parquet").read_bytes() for name in TABLES}

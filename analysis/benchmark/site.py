@@ -54,7 +54,7 @@ class LinkDescription(NamedTuple):
     found: str  # by probes
 
 
-class ClaimRow(NamedTuple):
+class EntryClaimRow(NamedTuple):
     """A number of an entry's paper, and what became of it here."""
 
     text: str
@@ -70,7 +70,7 @@ class TaskDescription(NamedTuple):
     about: str
 
 
-class BenchmarkContent(NamedTuple):
+class BenchmarkPagesContent(NamedTuple):
     """All that the pages show."""
 
     tier: str
@@ -80,13 +80,13 @@ class BenchmarkContent(NamedTuple):
     links: Sequence[LinkDescription]
     tasks: Sequence[TaskDescription]
     workers: Sequence[int]
-    claims_by_entry: Mapping[str, Sequence[ClaimRow]]
+    claims_by_entry: Mapping[str, Sequence[EntryClaimRow]]
     composition_note: str  # what composing is worth, in a sentence
     rules: str  # Markdown
     notes: Sequence[str] = ()  # on what could not be shown
 
 
-def write_pages(folder: Path, content: BenchmarkContent) -> Path:
+def write_pages(folder: Path, content: BenchmarkPagesContent) -> Path:
     """Write all pages, and return the path of the first one.
 
     Raises:
@@ -154,7 +154,7 @@ def _sort_cells(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.link, cell.task, cell.workers, cell.word != "baseline"))
 
 
-def _write_link_page(site: Site, content: BenchmarkContent, link: LinkDescription) -> None:
+def _write_link_page(site: Site, content: BenchmarkPagesContent, link: LinkDescription) -> None:
     """Write a link's page and picture."""
     cells = [cell for cell in content.cells if cell.link == link.name]
     timed = [cell for cell in cells if cell.step_ms and cell.loss]
@@ -172,7 +172,7 @@ def _write_link_page(site: Site, content: BenchmarkContent, link: LinkDescriptio
     site.write_page("link", page, link=link, tables=tables, pictured=bool(timed))
 
 
-def _write_entry_page(site: Site, content: BenchmarkContent, entry: EntryFile) -> None:
+def _write_entry_page(site: Site, content: BenchmarkPagesContent, entry: EntryFile) -> None:
     """Write an entry's card."""
     statement = entry.statement
     site.write_page(

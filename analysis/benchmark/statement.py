@@ -28,7 +28,7 @@ class LawResult(Struct, frozen=True):
     why: str = ""
 
 
-class RealTimeTraining(Struct, frozen=True):
+class WallClockTraining(Struct, frozen=True):
     """A training in real time as a whole."""
 
     workers: int
@@ -36,7 +36,7 @@ class RealTimeTraining(Struct, frozen=True):
     key: str
 
 
-class TaskStatement(Struct, frozen=True):
+class EntryTaskStatement(Struct, frozen=True):
     """An entry on one task."""
 
     about: str
@@ -46,7 +46,7 @@ class TaskStatement(Struct, frozen=True):
     trainings: Mapping[int, Keys]  # by workers
     launches: Mapping[int, Mapping[str, Keys]]  # by workers and link
     baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
-    whole: Sequence[RealTimeTraining] = ()
+    whole: Sequence[WallClockTraining] = ()
 
 
 class EntryStatement(Struct, frozen=True):
@@ -65,6 +65,6 @@ class EntryStatement(Struct, frozen=True):
     claims: Sequence[str]
     laws: Sequence[LawResult]
     code: str  # the method's file
-    tasks: Mapping[str, TaskStatement]
+    tasks: Mapping[str, EntryTaskStatement]
     tables: Mapping[str, str] = {}  # SHA-256 of each
     written: str = ""

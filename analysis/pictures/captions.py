@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
 from analysis.records.columns import is_relay_bottleneck
-from analysis.records.frames import Frames, find_diverged_keys, label_runs, value_of_run
+from analysis.records.frames import Frames, find_diverged_keys, run_labels_by_key, value_of_run
 from analysis.records.steps import ENOUGH_LAUNCHES, WarmSteps, used_precisions, warm_steps
 
 SIMULATED = (
@@ -128,7 +128,7 @@ def divergence_remark(frames: Frames) -> str:
     if not keys:
         return ""
     steps = frames.runs.set_index("key").loc[keys, "diverged"]
-    labels = label_runs(frames.runs)[keys]
+    labels = run_labels_by_key(frames.runs)[keys]
     ends = [f"{label} in step {step:.0f}" for label, step in zip(labels, steps, strict=True)]
     return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_words(ends)}."
 

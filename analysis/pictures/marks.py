@@ -242,7 +242,7 @@ def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) 
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
         Patch(facecolor=phase.colour, hatch=phase.hatch, label=labels.get(phase.name, phase.label), **edge)
-        for phase in map(phase_list.find_phase, phases)
+        for phase in map(phase_list.find_phase_or_default, phases)
     ]
 
 
@@ -381,7 +381,7 @@ def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, fain
 
 def phase_fill(phase: str) -> tuple[str, str]:
     """Return colour and hatch of a phase's bars."""
-    listed_phase = phase_list.find_phase(phase)
+    listed_phase = phase_list.find_phase_or_default(phase)
     return listed_phase.colour, listed_phase.hatch
 
 

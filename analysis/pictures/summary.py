@@ -40,7 +40,7 @@ class PublishedResult(NamedTuple):
 NO_PUBLISHED_RESULT = PublishedResult()
 
 
-class MethodPair(NamedTuple):
+class MethodBaselinePair(NamedTuple):
     """The runs of a method, at one density where the cell has several, and those of its baseline."""
 
     method: str  # by `method_id`
@@ -108,7 +108,7 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
         yield words, select_runs(frames, rows["key"])
 
 
-def _method_pairs(cell: Frames) -> Iterator[MethodPair]:
+def _method_pairs(cell: Frames) -> Iterator[MethodBaselinePair]:
     """Yield each method but the baseline beside it, densities apart."""
     keys_by_density = dict[str, dict[Any, list[str]]]()
     for run in to_dicts(cell.runs.sort_values("seed", kind="stable")):
@@ -123,7 +123,9 @@ def _method_pairs(cell: Frames) -> Iterator[MethodPair]:
         is_only = len(keys_by_density[method]) == 1
         for density, keys in keys_by_density[method].items():
             label = method_style(method).label + ("" if is_only else f" at density {format_brief(density)}")
-            yield MethodPair(method, label, keys, method_style(baseline).label, baseline_keys, is_only)
+            yield MethodBaselinePair(
+                method, label, keys, method_style(baseline).label, baseline_keys, is_only
+            )
 
 
 def _cell_sentences(
@@ -140,7 +142,7 @@ def _cell_sentences(
             yield f"{where}: {line}" if where else line
 
 
-def _timing_sentence(cell: Frames, pair: MethodPair, published: PublishedResult) -> str:
+def _timing_sentence(cell: Frames, pair: MethodBaselinePair, published: PublishedResult) -> str:
     ratio = _step_time_ratio(cell, pair)
     if ratio is None:
         return ""
@@ -156,7 +158,7 @@ def _timing_sentence(cell: Frames, pair: MethodPair, published: PublishedResult)
     return f"{sentence} ({format_count(ratio.n, ratio.sample_kind)})"
 
 
-def _training_sentence(cell: Frames, pair: MethodPair, published: PublishedResult) -> str:
+def _training_sentence(cell: Frames, pair: MethodBaselinePair, published: PublishedResult) -> str:
     if TOP1 not in cell.epochs or not cell.epochs[TOP1].notna().any():
         return ""
     for keys in (pair.keys, pair.baseline_keys):
@@ -178,7 +180,7 @@ def _training_sentence(cell: Frames, pair: MethodPair, published: PublishedResul
     )
 
 
-def _step_time_ratio(cell: Frames, pair: MethodPair) -> Estimate | None:
+def _step_time_ratio(cell: Frames, pair: MethodBaselinePair) -> Estimate | None:
     """Return the ratio of step times; None also where trainings are no timings, or where protocols differ."""
     if "group" not in cell.runs or not cell.runs["group"].notna().all() or not len(cell.steps):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.records.frames import Frames, steps_of_run
-from analysis.records.steps import slowest_rank_seconds, warm_steps
+from analysis.records.steps import slowest_rank_seconds_by_step, warm_steps
 
 CLOCK_COLUMNS = ["key", "step", "rank"]  # spans that share these are of one clock and one step
 
@@ -33,8 +33,8 @@ def find_typical_step(frames: Frames, key: str) -> int:
         ValueError: there are no spans.
     """
     spans = spans_of_run(frames, key)
-    slowest = slowest_rank_seconds(warm_steps(frames, key).steps)
-    recorded = slowest_rank_seconds(steps_of_run(frames, key)).loc[spans["step"].unique()]
+    slowest = slowest_rank_seconds_by_step(warm_steps(frames, key).steps)
+    recorded = slowest_rank_seconds_by_step(steps_of_run(frames, key)).loc[spans["step"].unique()]
     warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
     distance = ((warm if len(warm) else recorded) - slowest.median()).abs()
     return int(distance.index.to_numpy()[distance.to_numpy().argmin()])

@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -17,8 +16,8 @@ from analysis.published.log_files import JOBS, read_iterations, read_training
 from analysis.records import schema
 from analysis.records.files import (
     DamagedFileError,
-    read_struct,
-    read_verified,
+    read_struct_if_there,
+    read_bytes_checking_digest,
     size_and_digest,
     write_atomic,
     write_json,
@@ -158,7 +157,7 @@ def read_tables(folder: Path) -> LoggedTables:
     Raises:
         DamagedFileError: one is missing, or does not match its digest.
     """
-    digests = read_struct(folder / DIGESTS, schema.TableDigests)
+    digests = read_struct_if_there(folder / DIGESTS, schema.PublishedTableDigests)
     if digests is None:
         raise DamagedFileError(folder / DIGESTS, "is missing; `git checkout` brings it back")
     return LoggedTables(*(_decode_table(folder / _file_name(name), digests) for name in LoggedTables._fields))
@@ -221,12 +220,12 @@ def _encode_table(name: str, table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _decode_table(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
+def _decode_table(path: Path, digests: schema.PublishedTableDigests) -> pd.DataFrame:
     recorded = digests.files.get(path.name)
     if recorded is None:
         raise DamagedFileError(path.parent / DIGESTS, f"has no digest of {path.name}")
     try:
-        raw = io.BytesIO(read_verified(path, msgspec.structs.asdict(recorded)))
+        raw = io.BytesIO(read_bytes_checking_digest(path, recorded.sha256))
     except DamagedFileError as damage:
         raise DamagedFileError(
             path, f"{damage.why}; `git checkout` brings it back, `python -m analysis.published` explains it"

@@ -16,15 +16,22 @@ import pandas as pd
 
 from analysis.records.columns import COLUMNS, REQUIRED_COLUMNS
 from analysis.records.configs import configs_by_variant, flatten
-from analysis.records.files import DamagedFileError, read_verified
+from analysis.records.files import DamagedFileError, read_bytes_checking_digest
 from analysis.records.frames import Frames, build_runs_table, empty_table, order_and_type_columns
 from analysis.records.log import decode_finished_log
-from analysis.records.schema import INTEGER, EpochLine, LogLine, LookLine, StepLine, fields_by_name
-from analysis.records.steps import add_outcomes
-from analysis.records.store import Attempt, Store, count_logged_steps, describe_left_out
+from analysis.records.schema import (
+    INTEGER,
+    EpochLine,
+    LogLine,
+    SelectionLookLine,
+    StepLine,
+    field_descriptions_by_name,
+)
+from analysis.records.steps import add_missing_outcomes
+from analysis.records.store import Attempt, Store, expected_logged_steps, describe_left_out
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
-FIELDS_BY_LINE = {line: fields_by_name(line) for line in (StepLine, EpochLine)}
+FIELDS_BY_LINE = {line: field_descriptions_by_name(line) for line in (StepLine, EpochLine)}
 MEASURED_TABLES = Frames._fields[1:]  # all tables but that of the runs
 PHASE_NAME = re.compile(r"[a-z_]{1,40}")
 COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
@@ -38,11 +45,11 @@ BATCH_BYTES = 32 * 2**20
 
 
 class AttemptData(NamedTuple):
-    """Rows and columns from the logs of an attempt."""
+    """Rows and columns from the manifest and the logs of an attempt."""
 
     attempt: Attempt
-    rows: list[dict[str, Any]]  # of `runs`, one for each variant
-    tables: dict[str, list[Columns]]  # parts of the others
+    run_rows: list[dict[str, Any]]  # of `runs`, one for each variant
+    parts_by_table: dict[str, list[Columns]]  # of the other tables
     notes: list[str]  # a line on each line that a killed writer left half
 
 
@@ -54,59 +61,59 @@ class LoadedFrames(NamedTuple):
 
 
 def load_attempt(attempt: Attempt) -> LoadedFrames:
-    """Read the frames of one valid attempt from its logs.
+    """Read the frames of one whole attempt from its logs.
 
     Raises:
         DamagedFileError: a file is not as it was recorded.
     """
-    data = read_attempt(attempt, attempt.read_checked_manifest())
-    return LoadedFrames(build_frames([data]), data.notes)
+    data = read_attempt_logs(attempt, attempt.read_checked_manifest())
+    return LoadedFrames(build_frames_with_outcomes([data]), data.notes)
 
 
-def load_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
-    """Read the frames of those of these attempts that are valid from their logs."""
-    data_by_attempt = list[AttemptData]()
+def load_valid_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
+    """Read the frames of attempts from their logs; damaged ones are left out, with a note each."""
+    attempts_data = list[AttemptData]()
     notes = list[str]()
     for attempt in attempts:
         try:
-            data = read_attempt(attempt, attempt.read_checked_manifest())
+            data = read_attempt_logs(attempt, attempt.read_checked_manifest())
         except DamagedFileError as damage:
             notes.append(describe_left_out(attempt, damage.brief))
         else:
-            data_by_attempt.append(data)
+            attempts_data.append(data)
             notes += data.notes
-    return LoadedFrames(build_frames(data_by_attempt), notes)
+    return LoadedFrames(build_frames_with_outcomes(attempts_data), notes)
 
 
-def load_newest(store: Store, runs: Iterable[str]) -> LoadedFrames:
-    """Read the frames of each run's newest attempt that is whole from its logs, see `read_newest`."""
-    data_by_attempt, notes = read_newest(store, runs)
-    notes += [note for data in data_by_attempt for note in data.notes]
-    return LoadedFrames(build_frames(data_by_attempt), notes)
+def load_newest_attempts(store: Store, run_ids: Iterable[str]) -> LoadedFrames:
+    """Read the frames of each run's newest attempt that is whole from its logs."""
+    attempts_data, notes = read_newest_attempts(store, run_ids)
+    notes += [note for data in attempts_data for note in data.notes]
+    return LoadedFrames(build_frames_with_outcomes(attempts_data), notes)
 
 
-def read_newest(store: Store, runs: Iterable[str]) -> tuple[list[AttemptData], list[str]]:
+def read_newest_attempts(store: Store, run_ids: Iterable[str]) -> tuple[list[AttemptData], list[str]]:
     """Read the logs of each run's newest attempt that is whole; also a line on each newer, damaged one."""
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through a million objects, none of which is in a circle, again and again
     try:
-        return store.read_newest(runs, read_attempt)
+        return store.read_newest_valid(run_ids, read_attempt_logs)
     finally:
         if was_enabled:
             gc.enable()
 
 
-def split_into_batches(store: Store, runs: Iterable[str]) -> Iterator[list[str]]:
-    """Yield these runs in their order, so many at a time that they are in memory together."""
+def batch_runs_by_log_size(store: Store, run_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Yield these runs in their order, as many at a time as fit into memory together."""
     batch = list[str]()
     free_bytes = BATCH_BYTES
-    for run in runs:
-        size = _log_bytes(store.root / run)
+    for run_id in run_ids:
+        size = _log_bytes(store.root / run_id)
         if batch and (size > free_bytes or len(batch) == BATCH_RUNS):
             yield batch
             batch = []
             free_bytes = BATCH_BYTES
-        batch.append(run)
+        batch.append(run_id)
         free_bytes -= size
     if batch:
         yield batch
@@ -118,7 +125,7 @@ def _log_bytes(folder: Path) -> int:
     return 0
 
 
-def resumed_steps(manifest: Mapping[str, Any]) -> list[int]:
+def effective_resumption_steps(manifest: Mapping[str, Any]) -> list[int]:
     """Return the steps at which a record continues after an interruption.
 
     A run that went back to an older checkpoint has measured the steps after it again, so that earlier
@@ -130,38 +137,41 @@ def resumed_steps(manifest: Mapping[str, Any]) -> list[int]:
     return steps
 
 
-def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
-    """Read the logs of a valid attempt.
+def read_attempt_logs(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
+    """Read the logs of a whole attempt.
+
+    Args:
+        manifest: what `read_checked_manifest` returned for it.
 
     Raises:
-        DamagedFileError: a file is not as it was recorded.
+        DamagedFileError: the attempt is not whole, or a file is not as it was recorded.
     """
     if manifest["state"] != "ok":
         raise DamagedFileError(attempt.path, "is not a whole record")
-    rows = {row["variant"]: row for row in _build_run_rows(attempt, manifest)}
-    tables: dict[str, list[Columns]] = {name: [] for name in MEASURED_TABLES}
+    row_by_variant = {row["variant"]: row for row in _build_run_rows(attempt, manifest)}
+    parts_by_table: dict[str, list[Columns]] = {name: [] for name in MEASURED_TABLES}
     notes = list[str]()
     for rank in range(len(manifest["files"])):
-        path = attempt.rank_path(rank)
+        path = attempt.rank_log_path(rank)
         facts = manifest["files"].get(path.name)
         if facts is None:
             break
         lines: list[LogLine]
-        lines, broken = decode_finished_log(read_verified(path, facts), LogLine, path)
+        lines, broken = decode_finished_log(read_bytes_checking_digest(path, facts["sha256"]), LogLine, path)
         if broken:
             notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
-        strangers = {line.variant for line in lines} - rows.keys()
-        if strangers:
+        unknown_variants = {line.variant for line in lines} - row_by_variant.keys()
+        if unknown_variants:
             raise DamagedFileError(
-                path, f"has a line of variant {strangers.pop()}, which the run does not have"
+                path, f"has a line of variant {unknown_variants.pop()}, which the run does not have"
             )
-        for variant, row in rows.items():
+        for variant, row in row_by_variant.items():
             lines_of_variant = [line for line in lines if line.variant == variant]
             for name, columns in _read_tables(lines_of_variant, rank, manifest, path).items():
                 length = len(next(iter(columns.values())))
                 if length:
-                    tables[name].append({"key": np.full(length, row["key"], dtype=object), **columns})
-    return AttemptData(attempt, [*rows.values()], tables, notes)
+                    parts_by_table[name].append({"key": np.full(length, row["key"], dtype=object), **columns})
+    return AttemptData(attempt, [*row_by_variant.values()], parts_by_table, notes)
 
 
 def _read_tables(
@@ -170,12 +180,12 @@ def _read_tables(
     """Return the columns of each table, but for the key, from a rank's lines of one variant."""
     steps = [line for line in lines if isinstance(line, StepLine)]
     epochs = [line for line in lines if isinstance(line, EpochLine)]
-    _check_step_numbers(steps, count_logged_steps(manifest), path)
+    _check_step_numbers(steps, expected_logged_steps(manifest), path)
     spans = [(rank, line.step, *span) for line in steps for span in line.spans]
     looks = [
         (line.step, line.what, line.of, x, value)
         for line in lines
-        if isinstance(line, LookLine)
+        if isinstance(line, SelectionLookLine)
         for x, value in zip(line.xs, line.values, strict=True)
     ]
     return {
@@ -191,14 +201,14 @@ def _read_tables(
     }
 
 
-def build_frames(data_by_attempt: Sequence[AttemptData]) -> Frames:
+def build_frames_with_outcomes(attempts_data: Sequence[AttemptData]) -> Frames:
     """Return the frames of these attempts, with the outcomes of their runs."""
-    runs = build_runs_table([row for data in data_by_attempt for row in data.rows])
+    runs = build_runs_table([row for data in attempts_data for row in data.run_rows])
     tables = (
-        _join_parts(name, [part for data in data_by_attempt for part in data.tables[name]])
+        _join_parts(name, [part for data in attempts_data for part in data.parts_by_table[name]])
         for name in MEASURED_TABLES
     )
-    return add_outcomes(Frames(runs, *tables))
+    return add_missing_outcomes(Frames(runs, *tables))
 
 
 def _build_run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -229,7 +239,7 @@ def _build_run_row(
         **flatten(config),
         **{name: manifest.get(name) for name in COPIED_FACTS},
         "steps_total": manifest.get("steps"),
-        "resumed": json.dumps(resumed_steps(manifest)) if "resumed" in manifest else None,
+        "resumed": json.dumps(effective_resumption_steps(manifest)) if "resumed" in manifest else None,
     }
     if manifest.get("diverged"):
         row["diverged"] = manifest["diverged"]["step"]
@@ -298,8 +308,8 @@ def _phase_columns(lines: Sequence[StepLine], path: Path) -> Columns:
         DamagedFileError: the name of a phase can't be that of a column.
     """
     names = dict.fromkeys(name for line in lines for name in line.phases)
-    spanned = {phase for line in lines for phase, _, _ in line.spans}
-    odd = sorted(name for name in spanned.union(names) if not PHASE_NAME.fullmatch(name))
+    span_phases = {phase for line in lines for phase, _, _ in line.spans}
+    odd = sorted(name for name in span_phases.union(names) if not PHASE_NAME.fullmatch(name))
     if odd:
         raise DamagedFileError(path, f"has a phase named {odd[0]!r:.60}")
     return {f"{name}_s": np.array([line.phases.get(name) for line in lines], float) for name in names}

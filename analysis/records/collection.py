@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from analysis.records.attempts import load_newest, split_into_batches
+from analysis.records.attempts import load_newest_attempts, batch_runs_by_log_size
 from analysis.records.files import temporary_part_folder
 from analysis.records.frames import Frames, build_runs_table, to_dicts
-from analysis.records.parquet import join_parquet, write_frame, write_parquet
+from analysis.records.parquet import concat_parquet_files, write_frame, write_parquet
 from analysis.records.process_pool import open_process_pool
 from analysis.records.store import Store
 
@@ -31,7 +31,7 @@ def collect(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with temporary_part_folder(folder) as parts:
-        batches = [*split_into_batches(store, store.run_ids())] or [[]]
+        batches = [*batch_runs_by_log_size(store, store.list_run_ids())] or [[]]
         paths = [parts / str(number) for number in range(len(batches))]
         notes_by_part = _write_parts(store, batches, paths, processes)
         notes = [note for _, part in zip(show_progress(paths), notes_by_part, strict=True) for note in part]
@@ -39,7 +39,7 @@ def collect(
         runs = build_runs_table(rows)
         write_frame(folder / "runs.parquet", runs)
         for name in Frames._fields[1:]:
-            join_parquet(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
+            concat_parquet_files(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
     counts = {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in ("steps", "epochs")}
     return {"runs": runs["run_id"].nunique(), **counts}, notes
 
@@ -56,6 +56,6 @@ def _write_parts(
 
 
 def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
-    frames, notes = load_newest(store, runs)
+    frames, notes = load_newest_attempts(store, runs)
     write_parquet(frames, path)
     return notes

@@ -16,10 +16,17 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from analysis.records.phases import PHASES
-from analysis.records.schema import NUMBER, AveragedNumbers, EpochLine, Field, StepLine, fields_by_name
+from analysis.records.schema import (
+    NUMBER,
+    StepOrEpochLine,
+    EpochLine,
+    Field,
+    StepLine,
+    field_descriptions_by_name,
+)
 
 
-class OutcomeTitle(Struct, frozen=True):
+class OutcomeLabels(Struct, frozen=True):
     """Names of an outcome where people read it; "" where it is not shown."""
 
     label: str  # in a sentence, along an axis
@@ -41,10 +48,10 @@ def _outcomes_among(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
 
 
 _YAML = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
-TITLES = msgspec.convert(_YAML["titles"], dict[str, OutcomeTitle])
+OUTCOME_LABELS = msgspec.convert(_YAML["titles"], dict[str, OutcomeLabels])
 _YAML_COLUMNS = msgspec.convert(_YAML["columns"], dict[str, dict[str, Field]])
-_STEP = fields_by_name(StepLine)
-_EPOCH = fields_by_name(EpochLine)
+_STEP = field_descriptions_by_name(StepLine)
+_EPOCH = field_descriptions_by_name(EpochLine)
 _PHASES = {
     f"{phase.name}_s": Field("s", f"of these for {phase.meaning}", since=phase.since, type=NUMBER)
     for phase in PHASES
@@ -72,7 +79,11 @@ OUTCOMES = (*LAST_EPOCH_OUTCOMES, *_QUALITY, *_TIMES, *MEAN_OUTCOMES, *_ROUNDS, 
 COLUMNS: dict[str, dict[str, Field]] = {
     "runs": RUN_COLUMNS,
     "steps": {**_YAML_COLUMNS["steps"], **_FIRST, **_PHASES, **_STEP},
-    "epochs": {**_YAML_COLUMNS["epochs"], **_EPOCH, **_with_scope(fields_by_name(AveragedNumbers), "mean")},
+    "epochs": {
+        **_YAML_COLUMNS["epochs"],
+        **_EPOCH,
+        **_with_scope(field_descriptions_by_name(StepOrEpochLine), "mean"),
+    },
     "spans": _YAML_COLUMNS["spans"],
     "looks": _YAML_COLUMNS["looks"],
 }
@@ -95,16 +106,16 @@ END = "<!-- end of columns -->"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
 
-def find_field(frame: str, name: str) -> Field | None:
+def find_column_description(frame: str, name: str) -> Field | None:
     """Return the field of a column, else of its kind; None where nothing describes it."""
     listed = COLUMNS[frame]
     kinds = (field for kind, field in listed.items() if "*" in kind and fnmatchcase(name, kind))
     return listed.get(name) or next(kinds, None)
 
 
-def unit_of_column(name: str) -> str:
+def unit_of_run_column(name: str) -> str:
     """Return the unit of a column of `runs`; "" where nothing describes it."""
-    field = find_field("runs", name)
+    field = find_column_description("runs", name)
     return field.unit if field else ""
 
 
@@ -119,7 +130,7 @@ def is_relay_bottleneck(relay: Mapping[str, float]) -> bool:
     return relay["cpu_s"] > BUSY_SHARE * relay["seconds"] or relay["late"] > LATE_SHARE * relay["packets"]
 
 
-def markdown_lines() -> Iterator[str]:
+def column_table_lines() -> Iterator[str]:
     """Yield tables of all columns in Markdown, line by line."""
     head = ("", "| column | unit | meaning |", "|---|---|---|")
     for frame, listed in COLUMNS.items():
@@ -127,12 +138,12 @@ def markdown_lines() -> Iterator[str]:
         yield from (f"| `{name}` | {field.unit} | {field.meaning} |" for name, field in listed.items())
 
 
-def render_page() -> str:
+def render_records_page() -> str:
     """Return the text of docs/records.md with the tables of today between its two marks."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     tail = rest.partition(END)[2]
-    return f"{head}{BEGIN}\n{chr(10).join(markdown_lines()).strip()}\n\n{END}{tail}"
+    return f"{head}{BEGIN}\n{chr(10).join(column_table_lines()).strip()}\n\n{END}{tail}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render_page())
+    PAGE.write_text(render_records_page())

@@ -121,7 +121,7 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in telling_first if name in names and _does_vary(name, rows)]
 
 
-def distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def select_distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the leaves that suffice to tell these configurations apart, in the order of a label."""
     rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
     labels: list[tuple[str, ...]] = [()] * len(rows)
@@ -141,7 +141,7 @@ def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     The method always comes first. Where nothing varies, they are told by method, density, task and seed.
     """
-    shown = distinguishing_leaves(configs) or DEFAULT_LEAVES
+    shown = select_distinguishing_leaves(configs) or DEFAULT_LEAVES
     return [label_config(config, shown) for config in configs]
 
 

@@ -60,13 +60,15 @@ class DamagedFileError(ValueError):
         return f"{self.path.name} {self.why}"
 
 
-def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace `path` by `content`, or leave it unchanged; `durable` waits for the disk."""
     part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}{PART_SUFFIX}")
     raw = content.encode() if isinstance(content, str) else content
     try:
         with part.open("wb") as file:
-            locks.try_flock(part, file.fileno())  # by which `remove_unfinished` sees that it is being written
+            locks.try_flock(
+                part, file.fileno()
+            )  # by which `remove_abandoned_parts` sees that it is being written
             file.write(raw)
             if durable:
                 file.flush()
@@ -104,7 +106,7 @@ def walk_entries(folder: Path) -> Iterator[Path]:
                     folders.append(entry.path)
 
 
-def remove_unfinished(folder: Path) -> int:
+def remove_abandoned_parts(folder: Path) -> int:
     """Remove what killed processes have not finished, in a folder and below; return how many paths."""
     parts = (path for path in walk_entries(folder) if path.suffix == PART_SUFFIX and path.name[0] == ".")
     abandoned = [path for path in parts if _is_abandoned(path)]
@@ -121,20 +123,20 @@ def _is_abandoned(part: Path) -> bool:
         if not is_folder and not stat.S_ISREG(status.st_mode):
             return False
         age_s = time.time() - status.st_mtime
-        is_unlocked = _is_unlocked(part / LOCK_NAME if is_folder else part)
+        outcome = _try_lock_file(part / LOCK_NAME if is_folder else part)
     except OSError:  # it was finished meanwhile, or is another user's
         return False
-    if is_unlocked is None:
+    if outcome == "unsupported":
         return age_s > MAX_WRITING_S
-    return is_unlocked and age_s > LOCKING_DELAY_S
+    return outcome == "locked" and age_s > LOCKING_DELAY_S
 
 
-def _is_unlocked(lock: Path) -> bool | None:
-    """Tell whether no process holds a lock file; None where the file system has no locks."""
+def _try_lock_file(lock: Path) -> locks.FlockOutcome:
+    """Try to lock a file for a moment; one that is not there counts as locked."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return "locked"
     try:
         return locks.try_flock(lock, descriptor)
     finally:
@@ -172,7 +174,7 @@ def open_for_append(path: Path) -> io.FileIO:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # as of a link, and of a FIFO that nobody reads
-            check_plain_file(path)
+            check_plain_file_if_there(path)
         raise
     try:
         _check_is_file(path, os.fstat(descriptor).st_mode)
@@ -182,8 +184,8 @@ def open_for_append(path: Path) -> io.FileIO:
     return io.FileIO(descriptor, "ab")
 
 
-def check_plain_file(path: Path) -> None:
-    """Refuse a link, and whatever else is there instead of a file.
+def check_plain_file_if_there(path: Path) -> None:
+    """Refuse a link, and whatever else is there instead of a file; pass where nothing is.
 
     Raises:
         DamagedFileError: something is there that is no file.
@@ -231,8 +233,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_BYTES, follows_link: bool = True) -> bytes:
-    """Return the content of a file.
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES, *, follows_link: bool = True) -> bytes:
+    """Return the content of a file, unless it is too large.
 
     Args:
         follows_link: read also what a link leads to.
@@ -283,39 +285,40 @@ def read_json_object_if_there(
     return content
 
 
-def read_struct(path: Path, schema: type[T]) -> T | None:
-    """Return the object in `path` as an instance of the schema; None without such a file."""
+def read_struct_if_there(path: Path, schema: type[T]) -> T | None:
+    """Return the object in `path` as an instance of the schema; None without such a file.
+
+    Raises:
+        DamagedFileError: something else is there.
+    """
     content = read_json_object_if_there(path, schema)
     return None if content is None else msgspec.convert(content, schema)
 
 
-def read_struct_or_none(path: Path, schema: type[T]) -> T | None:
+def try_read_struct(path: Path, schema: type[T]) -> T | None:
     """Return the object in `path`; None without such a file, or where it does not fit the schema."""
     try:
-        return read_struct(path, schema)
+        return read_struct_if_there(path, schema)
     except DamagedFileError:
         return None
 
 
-def read_json_or_none(path: Path) -> dict[str, Any] | None:
+def try_read_json_object(path: Path) -> dict[str, Any] | None:
     """Return the object in `path`; None without such a file, or where it is no whole JSON object."""
-    return read_struct_or_none(path, dict)
+    return try_read_struct(path, dict)
 
 
-def read_verified(path: Path, expected: Mapping[str, Any]) -> bytes:
+def read_bytes_checking_digest(path: Path, expected_sha256: str) -> bytes:
     """Return the content of a file of a record, once its digest is the recorded one.
 
-    Args:
-        expected: what the manifest says of it.
-
     Raises:
-        DamagedFileError: it is not.
+        DamagedFileError: it is not, or there is no such file.
     """
     try:
         raw = read_bytes(path, MAX_LOG_BYTES)
     except FileNotFoundError as error:
         raise DamagedFileError(path, "is missing") from error
-    if hashlib.sha256(raw).hexdigest() != expected["sha256"]:
+    if hashlib.sha256(raw).hexdigest() != expected_sha256:
         raise DamagedFileError(path, "is not what was recorded: it has another digest")
     return raw
 
@@ -381,20 +384,20 @@ def _find_unstorable(value: Any, depth: int = 0) -> str:
     return ""
 
 
-class WatchedFolder:
-    """A folder that may be removed, or replaced by another one of its name, while this process needs it."""
+class FolderReplacementDetector:
+    """A handle of a folder, to see whether it was removed, or replaced by another one of its name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY)
 
-    def is_there(self) -> bool:
-        """Check that the same folder is still there."""
+    def is_still_there(self) -> bool:
+        """Tell whether the folder is still there, and no other one in its place."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
         except OSError:  # on NFS what others have removed is stale
             return False
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close the handle."""
         os.close(self.descriptor)

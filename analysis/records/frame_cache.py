@@ -4,7 +4,7 @@
                                    <table>.parquet  the other tables of these runs
                                    digests.json     digests of these files
 
-A row counts while its `origin` is that of its run's newest whole attempt. What is damaged or missing is read
+A row counts while its `source_digest` is that of its run's newest whole attempt. What is damaged or missing is read
 from the logs again, so all of it may be removed at any time.
 """
 
@@ -28,16 +28,16 @@ from analysis.records.attempts import (
     MEASURED_TABLES,
     AttemptData,
     LoadedFrames,
-    build_frames,
-    read_newest,
-    split_into_batches,
+    build_frames_with_outcomes,
+    read_newest_attempts,
+    batch_runs_by_log_size,
 )
 from analysis.records.columns import OUTCOMES
 from analysis.records.files import (
     DamagedFileError,
     read_bytes,
-    read_struct,
-    read_verified,
+    read_struct_if_there,
+    read_bytes_checking_digest,
     size_and_digest,
     temporary_part_folder,
     write_atomic,
@@ -51,21 +51,21 @@ from analysis.records.frames import (
     select_runs,
     select_tables,
 )
-from analysis.records.parquet import find_row_fault, parse_table, write_frame
+from analysis.records.parquet import find_run_row_fault, parse_table, write_frame
 from analysis.records.store import Attempt, Store
 
 ROWS = "rows.msgpack"
 DIGESTS = "digests.json"
 SMALL_BYTES = 2**16  # of a batch with few runs
-MOST_SMALL = 32  # such batches, before their runs are read from logs again and kept together
+MAX_SMALL_BATCHES = 32  # such batches, before their runs are read from logs again and kept together
 CODE = (attempts_module, schema, steps_module)  # by which rows and tables are made from logs
-Origins = Mapping[tuple[Any, Any], str]  # of attempts, by run and number
+DigestByAttempt = Mapping[tuple[Any, Any], str]  # of attempts, by run and number
 
 
-class CachedRow(msgspec.Struct, frozen=True):
-    """A row of `runs`, what it was made from, and what was said when its logs were read."""
+class CachedRunRow(msgspec.Struct, frozen=True):
+    """A row of `runs`, the digest of what it was made from, and the notes made when its logs were read."""
 
-    origin: str
+    source_digest: str
     cells: dict[str, str | int | float | bool | None]
     outcomes: dict[str, float]
     notes: list[str]
@@ -74,17 +74,18 @@ class CachedRow(msgspec.Struct, frozen=True):
 class CachedBatch(NamedTuple):
     """Rows and tables of runs that were read together."""
 
-    rows: list[CachedRow]
+    rows: list[CachedRunRow]
     tables: Frames  # but for `runs`
     is_small: bool = False
 
 
-def load_newest_cached(
+def load_newest_attempts_cached(
     store: Store,
-    runs: Iterable[str],
+    run_ids: Iterable[str],
     records_folder: Path,
     tables: Collection[str] = Frames._fields,
-    verify: bool = False,
+    *,
+    verify_digests: bool = False,
 ) -> LoadedFrames:
     """Return the frames of each run's newest whole attempt, and a line on each newer one that is damaged.
 
@@ -93,33 +94,35 @@ def load_newest_cached(
     Args:
         records_folder: the folder in which the cache is.
         tables: those that are needed beside `runs`; the others are left empty.
-        verify: compare the digests of logs even of cached attempts.
+        verify_digests: compare the digests of logs even of cached attempts.
     """
-    names = [*dict.fromkeys(runs)]
-    attempts, notes = store.newest_attempts(names, verify)
-    origins = _digest_origins(attempts)
+    names = [*dict.fromkeys(run_ids)]
+    attempts, notes = store.find_newest_valid(names, verify_digests=verify_digests)
+    digest_by_attempt = _digest_attempts(attempts)
     folder = records_folder / "cache" / _code_digest()
-    batch_by_folder = _read_batches(folder, origins, tables)
+    batch_by_folder = _read_batches(folder, digest_by_attempt, tables)
     small = [path for path, batch in batch_by_folder.items() if batch.is_small]
-    replaced = small if len(small) > MOST_SMALL else []
-    batches = [batch for path, batch in batch_by_folder.items() if path not in replaced]
+    outdated = small if len(small) > MAX_SMALL_BATCHES else []
+    batches = [batch for path, batch in batch_by_folder.items() if path not in outdated]
     cached = {row.cells["run_id"] for batch in batches for row in batch.rows}
     missing = [attempt.run_id for attempt in attempts if attempt.run_id not in cached]
-    for share in split_into_batches(store, missing):
-        data_by_attempt, damage_notes = read_newest(store, share)
+    for batch_run_ids in batch_runs_by_log_size(store, missing):
+        attempts_data, damage_notes = read_newest_attempts(store, batch_run_ids)
         notes += damage_notes
-        batches.append(_write_batch(folder, data_by_attempt, tables))
-    for path in replaced:
+        batches.append(_write_batch(folder, attempts_data, tables))
+    for path in outdated:
         shutil.rmtree(path, ignore_errors=True)
     rows = [row for batch in batches for row in batch.rows]
     every_note = [*notes, *(note for row in rows for note in row.notes)]
     return LoadedFrames(_join(rows, [batch.tables for batch in batches], names), [*dict.fromkeys(every_note)])
 
 
-def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> dict[Path, CachedBatch]:
+def _read_batches(
+    folder: Path, digest_by_attempt: DigestByAttempt, tables: Collection[str]
+) -> dict[Path, CachedBatch]:
     """Return the batches that are whole, by their folders, with the rows of these attempts, each once."""
     batch_by_folder = dict[Path, CachedBatch]()
-    missing = {**origins}
+    missing = {**digest_by_attempt}
     for path in sorted(folder.glob("*")):
         with contextlib.suppress(DamagedFileError):  # then its runs are read from their logs
             batch_by_folder[path] = _read_batch(path, missing, tables)
@@ -128,28 +131,32 @@ def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> di
     return batch_by_folder
 
 
-def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> CachedBatch:
+def _read_batch(folder: Path, digest_by_attempt: DigestByAttempt, tables: Collection[str]) -> CachedBatch:
     """Return what a folder holds of these attempts.
 
     Raises:
         DamagedFileError: a file is not as it was written.
     """
     path = folder / ROWS
-    digests = read_struct(folder / DIGESTS, schema.BatchDigests) or schema.BatchDigests({})
+    digests = read_struct_if_there(folder / DIGESTS, schema.CachedBatchDigests) or schema.CachedBatchDigests(
+        {}
+    )
     raws = {
-        name: read_verified(folder / name, msgspec.structs.asdict(facts))
+        name: read_bytes_checking_digest(folder / name, facts.sha256)
         for name, facts in digests.files.items()
         if name == ROWS or Path(name).stem in tables
     }
     try:
-        rows = msgspec.msgpack.decode(raws.pop(ROWS, b""), type=list[CachedRow])
+        rows = msgspec.msgpack.decode(raws.pop(ROWS, b""), type=list[CachedRunRow])
     except msgspec.MsgspecError as error:
         raise DamagedFileError(path, f"is not as it was written: {error}") from error
     current = [
-        row for row in rows if origins.get((row.cells.get("run_id"), row.cells.get("attempt"))) == row.origin
+        row
+        for row in rows
+        if digest_by_attempt.get((row.cells.get("run_id"), row.cells.get("attempt"))) == row.source_digest
     ]
     for row in current:
-        fault = find_row_fault(row.cells, path)
+        fault = find_run_row_fault(row.cells, path)
         if fault is not None:
             raise fault
     frames = empty_frames()
@@ -161,20 +168,18 @@ def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> Cach
     return CachedBatch(current, frames, sum(facts.bytes for facts in digests.files.values()) < SMALL_BYTES)
 
 
-def _write_batch(
-    folder: Path, data_by_attempt: Sequence[AttemptData], tables: Collection[str]
-) -> CachedBatch:
+def _write_batch(folder: Path, attempts_data: Sequence[AttemptData], tables: Collection[str]) -> CachedBatch:
     """Write a batch; return it as later calls will read it, to the digit, if it can be written."""
-    frames = build_frames(data_by_attempt)
+    frames = build_frames_with_outcomes(attempts_data)
     outcomes = frames.runs.reindex(columns=[*OUTCOMES])
-    origins = _digest_origins(data.attempt for data in data_by_attempt)
-    rows = list[CachedRow]()
-    for data in data_by_attempt:
-        origin = origins.get((data.attempt.run_id, data.attempt.number), "")
-        for cells in data.rows:
+    digest_by_attempt = _digest_attempts(data.attempt for data in attempts_data)
+    rows = list[CachedRunRow]()
+    for data in attempts_data:
+        source_digest = digest_by_attempt.get((data.attempt.run_id, data.attempt.number), "")
+        for cells in data.run_rows:
             measured = outcomes.iloc[len(rows)].dropna().to_dict()
-            rows.append(CachedRow(origin, cells, measured, data.notes))
-    name = hashlib.sha256(repr([row.origin for row in rows]).encode()).hexdigest()[:16]
+            rows.append(CachedRunRow(source_digest, cells, measured, data.notes))
+    name = hashlib.sha256(repr([row.source_digest for row in rows]).encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):  # somebody else's results, or another process was quicker
         folder.mkdir(parents=True, exist_ok=True)
         with temporary_part_folder(folder) as part:
@@ -189,12 +194,12 @@ def _write_batch(
             shutil.rmtree(folder / name, ignore_errors=True)  # a damaged one
             new.rename(folder / name)
     try:
-        return _read_batch(folder / name, origins, tables)
+        return _read_batch(folder / name, digest_by_attempt, tables)
     except DamagedFileError:
         return CachedBatch(rows, select_tables(frames, tables))
 
 
-def _join(rows: list[CachedRow], tables: Sequence[Frames], runs: Sequence[str]) -> Frames:
+def _join(rows: list[CachedRunRow], tables: Sequence[Frames], runs: Sequence[str]) -> Frames:
     """Return the frames of these rows and tables, in the order of the runs."""
     if not rows:
         return empty_frames()
@@ -211,14 +216,14 @@ def _join(rows: list[CachedRow], tables: Sequence[Frames], runs: Sequence[str]) 
     )
 
 
-def _digest_origins(attempts: Iterable[Attempt]) -> dict[tuple[Any, Any], str]:
+def _digest_attempts(attempts: Iterable[Attempt]) -> dict[tuple[Any, Any], str]:
     """Return a digest of what each attempt's frames follow from: run.json has the digests of its logs."""
-    origins = dict[tuple[Any, Any], str]()
+    digest_by_attempt = dict[tuple[Any, Any], str]()
     for attempt in attempts:
         with contextlib.suppress(DamagedFileError, FileNotFoundError):  # it was removed meanwhile
             raw = read_bytes(attempt.path / "config.json") + read_bytes(attempt.path / "run.json")
-            origins[attempt.run_id, attempt.number] = hashlib.sha256(raw).hexdigest()[:16]
-    return origins
+            digest_by_attempt[attempt.run_id, attempt.number] = hashlib.sha256(raw).hexdigest()[:16]
+    return digest_by_attempt
 
 
 @cache

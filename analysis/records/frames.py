@@ -91,7 +91,7 @@ def select_tables(frames: Frames, names: Collection[str]) -> Frames:
     return frames._replace(**{name: empty_table(name) for name in Frames._fields[1:] if name not in names})
 
 
-def find_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
+def find_run_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
     """Return keys of the runs that have these values in these columns; [] where a column is not recorded."""
     runs = frames.runs
     if not len(runs) or not {*settings} <= {*runs, *IMPLIED_SETTINGS}:
@@ -145,7 +145,7 @@ def query_runs(frames: Frames, expression: str) -> Frames:
     return select_runs(frames, chosen["key"])
 
 
-def label_runs(runs: pd.DataFrame) -> pd.Series[Any]:
+def run_labels_by_key(runs: pd.DataFrame) -> pd.Series[Any]:
     """Return labels of these runs by key, which show what varies among them: `topk density=0.01 seed=2`."""
     configs = [json.loads(text) for text in runs["config_json"]]
     variants = runs["variant"] if "variant" in runs else pd.Series(None, runs.index, dtype=object)
@@ -276,7 +276,7 @@ def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
 
 
 @contextmanager
-def track_read_keys() -> Iterator[set[str]]:
+def track_read_run_keys() -> Iterator[set[str]]:
     """Collect the keys of the runs whose numbers are read in the block: what a value rests on."""
     keys = set[str]()
     token = _READ_KEYS.set(keys)
@@ -284,11 +284,11 @@ def track_read_keys() -> Iterator[set[str]]:
         yield keys
     finally:
         _READ_KEYS.reset(token)
-        note_read_keys(keys)
+        note_read_run_keys(keys)
 
 
-def note_read_keys(keys: Iterable[str]) -> None:
-    """Note that numbers of these runs are read, for the enclosing `track_read_keys`."""
+def note_read_run_keys(keys: Iterable[str]) -> None:
+    """Note that numbers of these runs are read, for the enclosing `track_read_run_keys`."""
     tracked = _READ_KEYS.get()
     if tracked is not None:
         tracked.update(keys)
@@ -312,11 +312,11 @@ def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[C
                 weakref.finalize(table, _RESULTS_BY_TABLES.pop, ids, None)
         results = _RESULTS_BY_TABLES[ids]
         if call not in results:
-            with track_read_keys() as keys:
+            with track_read_run_keys() as keys:
                 results[call] = (function(frames, *args, **kwargs), frozenset(keys))
         result: R
         result, read_keys = results[call]
-        note_read_keys(read_keys)
+        note_read_run_keys(read_keys)
         return result
 
     return call_once
@@ -329,10 +329,10 @@ def _hashable(argument: Any) -> Any:
 @cache_by_frames
 def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarray]:
     """Return the places of each run's rows, found for all at once."""
-    return rows_by_key(getattr(frames, table))
+    return row_positions_by_key(getattr(frames, table))
 
 
-def rows_by_key(table: pd.DataFrame) -> dict[str, np.ndarray]:
+def row_positions_by_key(table: pd.DataFrame) -> dict[str, np.ndarray]:
     """Return the places of each run's rows in a table, by its key."""
     return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
 

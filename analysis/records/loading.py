@@ -11,11 +11,11 @@ import pandas as pd
 
 from analysis import TABLES
 from analysis.records.columns import IMPLIED_SETTINGS
-from analysis.records.files import read_struct_or_none
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.files import try_read_struct
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames, concat_frames, select_runs
 from analysis.records.parquet import read_parquet
-from analysis.records.schema import RunIndex
+from analysis.records.schema import RunIdList
 from analysis.records.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,16 +36,16 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
     """
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
     shipped = ROOT / "results" / "shipped"
-    frames = concat_frames([*load_by_source(folder, shipped, tables, warnings.warn).values()])
-    named = frames._replace(runs=add_items_and_sweeps(frames.runs, folder, shipped))
+    frames = concat_frames([*load_frames_by_source(folder, shipped, tables, warnings.warn).values()])
+    named = frames._replace(runs=add_item_and_sweep_columns(frames.runs, folder, shipped))
     return _fill_and_drop_empty(named)
 
 
-def load_by_source(
+def load_frames_by_source(
     results: Path, shipped: Path, tables: Collection[str], say: Callable[[str], None]
 ) -> dict[str, Frames]:
     """Return the frames of OWN and SHIPPED runs; a run that is both is among the own ones."""
-    own = load_own(results, tables, say)
+    own = load_own_runs(results, tables, say)
     carried = read_parquet(shipped, {"runs", *tables})
     is_own = carried.runs["run_id"].isin(own.runs["run_id"])
     others = select_runs(carried, carried.runs["key"][~is_own])
@@ -55,10 +55,10 @@ def load_by_source(
     }
 
 
-def load_own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
+def load_own_runs(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
     """Return this checkout's runs; say what had to be left out."""
     store = Store(results / "runs")
-    frames, notes = load_newest_cached(store, store.run_ids(), results / "records", tables)
+    frames, notes = load_newest_attempts_cached(store, store.list_run_ids(), results / "records", tables)
     for note in notes:
         say(note)
     return frames
@@ -76,7 +76,7 @@ def _fill_and_drop_empty(frames: Frames) -> Frames:
     return Frames(*(frame.dropna(axis="columns", how="all") if len(frame) else frame for frame in full))
 
 
-def add_items_and_sweeps(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
+def add_item_and_sweep_columns(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
     """Return the runs with columns for the figures (`items`) and `sweeps` that each belongs to."""
     names: dict[tuple[str, str], dict[str, None]] = {}
     for folder, column in (
@@ -86,7 +86,7 @@ def add_items_and_sweeps(runs: pd.DataFrame, results: Path, shipped: Path) -> pd
     ):
         for path in sorted(folder.glob("*.json")):
             name = path.stem.rpartition("-")[0] if column == "items" else path.stem
-            index = read_struct_or_none(path, RunIndex)  # where it is damaged, nobody knows
+            index = try_read_struct(path, RunIdList)  # where it is damaged, nobody knows
             for run in index.runs if index else ():
                 names.setdefault((column, run), {})[name] = None
     columns = {

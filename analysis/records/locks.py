@@ -17,31 +17,33 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 POLL_S = 0.1
 REPORT_AFTER_S = 3.0  # after which a wait for another process is told
 UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 HELD_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
+FlockOutcome = Literal["locked", "held elsewhere", "unsupported"]  # the last: by the file system
 ELSEWHERE = "a file system with locks (Lustre: mounted with -o flock; NFS: from version 4)"
 
 
-def try_flock(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to lock an open file. Return False if another process holds it, None without locks there."""
+def try_flock(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> FlockOutcome:
+    """Try to lock an open file, without waiting."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in UNSUPPORTED_ERRNOS:
-            return None
+            return "unsupported"
         if error.errno in HELD_ERRNOS:
-            return False
+            return "held elsewhere"
         raise OSError(error.errno, error.strerror, str(path)) from error
-    return True
+    return "locked"
 
 
-def supports_locks(path: Path) -> bool:
+def touch_and_probe_lock_support(path: Path) -> bool:
     """Tell whether a file lies on a file system with locks; make the file where it is not there."""
     with path.open("ab") as file:
-        return try_flock(path, file.fileno(), fcntl.LOCK_SH) is not None
+        return try_flock(path, file.fileno(), fcntl.LOCK_SH) != "unsupported"
 
 
 def describe_lock_holder(path: Path) -> str | None:
@@ -51,7 +53,7 @@ def describe_lock_holder(path: Path) -> str | None:
     except OSError:  # it is not there, or no file that can be locked
         return None
     try:
-        if try_flock(path, descriptor, fcntl.LOCK_SH) is not False:
+        if try_flock(path, descriptor, fcntl.LOCK_SH) != "held elsewhere":
             return None
         inode = os.fstat(descriptor).st_ino
     finally:
@@ -80,11 +82,12 @@ class FileLock:
         self.is_machine_local = False
         self.descriptor: int | None = None
 
-    def acquire(self, timeout_s: float = math.inf, say: Callable[[str], None] | None = None) -> bool:
-        """Take it, waiting for so long; False: another process has it.
+    def acquire(self, timeout_s: float = math.inf, report_wait: Callable[[str], None] | None = None) -> bool:
+        """Take the lock, waiting for so long; return False where another process keeps it.
 
         Args:
-            say: is told, after some seconds, for whom this process waits.
+            timeout_s: how long to wait.
+            report_wait: is told, after some seconds, for whom this process waits.
 
         Raises:
             ValueError: there are no locks here at all.
@@ -94,15 +97,15 @@ class FileLock:
             waited_s = time.monotonic() - started
             if waited_s >= timeout_s:
                 return False
-            if say is not None and waited_s >= REPORT_AFTER_S:
+            if report_wait is not None and waited_s >= REPORT_AFTER_S:
                 holder = describe_lock_holder(self.path) or "another process"
-                say(f"waiting for {holder}, which holds {self.path}")
-                say = None
+                report_wait(f"waiting for {holder}, which holds {self.path}")
+                report_wait = None
             time.sleep(POLL_S)
         return True
 
     def release(self) -> None:
-        """Let others have it."""
+        """Give up the lock."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -118,18 +121,18 @@ class FileLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             undo.callback(os.close, descriptor)
-            is_locked = try_flock(self.path, descriptor)
-            if is_locked is None:
+            outcome = try_flock(self.path, descriptor)
+            if outcome == "unsupported":
                 self._use_file_of_machine()
                 return self._try_acquire()
             # Whoever has removed the file meanwhile left this lock without a name by which others find it.
-            if is_locked and os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+            if outcome == "locked" and os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
                 undo.pop_all()
                 self.descriptor = descriptor
         return self.descriptor is not None
 
     def _use_file_of_machine(self) -> None:
-        """Go on with a file of this machine's."""
+        """Continue with a file of this machine in place of `path`."""
         folder = machine_lock_folder()
         if self.is_machine_local:
             raise ValueError(

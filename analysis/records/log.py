@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,7 @@ FIELDS_BY_KIND = {
 
 
 class InterferenceError(ValueError):
-    """The removal, change or closing by others of what this process was writing."""
+    """A removal, change or closing by another process of a record that this process was writing."""
 
     kind = "disturbed"
 
@@ -56,7 +56,7 @@ class RankLog:
     Args:
         path: of the file, which is made where it is not.
         timeout_s: how long to wait for another process to end.
-        give_up: asked while waiting; True ends the wait.
+        should_give_up: asked while waiting; True ends the wait.
 
     Raises:
         LogInUseError: another process has it open.
@@ -64,20 +64,20 @@ class RankLog:
     """
 
     def __init__(
-        self, path: Path, timeout_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
+        self, path: Path, timeout_s: float = 0.0, should_give_up: Callable[[], bool] = lambda: False
     ) -> None:
         self.path = path
         self.pending = list[str]()
         self.progress: dict[str, float] = {}  # the newest of PROGRESS_FIELDS
         self.file = open_for_append(path)
         deadline = time.monotonic() + timeout_s
-        while locks.try_flock(path, self.file.fileno()) is False:
-            if time.monotonic() > deadline or give_up():
+        while locks.try_flock(path, self.file.fileno()) == "held elsewhere":
+            if time.monotonic() > deadline or should_give_up():
                 self.file.close()
                 holder = locks.describe_lock_holder(path) or "another process"
                 raise LogInUseError(f"{path} is being written by {holder}: wait for its end, or end it")
             time.sleep(locks.POLL_S)
-        self.written_bytes = self.size()
+        self.written_bytes = self.size_bytes()
 
     def __enter__(self) -> RankLog:
         return self
@@ -89,15 +89,15 @@ class RankLog:
         """Give up the lock. Lines in memory are lost."""
         self.file.close()
 
-    def add(self, kind: str, **values: Any) -> None:
-        """Append a line to those in memory."""
+    def add_line(self, kind: str, **values: Any) -> None:
+        """Append a line to those in memory, which `flush` writes."""
         if "variant" not in values:  # variants that take turns have a loss each
             self.progress |= {
                 name: values[key] for name, key in PROGRESS_FIELDS.items() if values.get(key) is not None
             }
         self.pending.append(json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=True))
 
-    def flush(self, durable: bool = False) -> None:
+    def flush(self, *, durable: bool = False) -> None:
         """Append the lines in memory to the file, in one write; `durable` also waits for the disk.
 
         Raises:
@@ -115,21 +115,16 @@ class RankLog:
         if durable:
             os.fsync(self.file.fileno())
 
-    def size(self) -> int:
-        """Bytes in the file, without the lines in memory."""
+    def size_bytes(self) -> int:
+        """Return the bytes in the file, without the lines in memory."""
         return os.fstat(self.file.fileno()).st_size
 
-    def sync(self) -> int:
-        """`flush` to the disk; returns the size of the file."""
-        self.flush(durable=True)
-        return self.size()
-
-    def truncate(self, size: int) -> None:
-        """Remove everything after the first `size` bytes: it will be measured again."""
-        if self.size() > size:
-            self.file.truncate(size)
+    def truncate(self, size_bytes: int) -> None:
+        """Remove everything after the first `size_bytes` bytes: it will be measured again."""
+        if self.size_bytes() > size_bytes:
+            self.file.truncate(size_bytes)
             os.fsync(self.file.fileno())
-        self.written_bytes = self.size()
+        self.written_bytes = self.size_bytes()
 
     def _check_undisturbed(self) -> None:
         try:
@@ -142,7 +137,14 @@ class RankLog:
             raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+class LogLines(NamedTuple):
+    """The decoded lines of a log, and the number of lines that were left out as broken."""
+
+    lines: list[Any]
+    broken_count: int
+
+
+def read_json_lines(path: Path) -> LogLines:
     """Return the JSON objects in a log, a line each, and the number of other lines.
 
     A killed writer may leave one broken line.
@@ -150,23 +152,23 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return read_json_lines_as(path, dict)
 
 
-def read_json_lines_as(path: Path, schema: Any) -> tuple[list[Any], int]:
+def read_json_lines_as(path: Path, schema: Any) -> LogLines:
     """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     Raises:
         FileNotFoundError, DamagedFileError: as `read_bytes`.
     """
     lines = list[Any]()
-    others = 0
+    broken_count = 0
     for line in read_bytes(path, MAX_LOG_BYTES).splitlines():
         try:
             lines.append(_decode_line(line, schema, path, ""))
         except DamagedFileError:
-            others += 1
-    return lines, others
+            broken_count += 1
+    return LogLines(lines, broken_count)
 
 
-def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
+def decode_finished_log(raw: bytes, schema: Any, path: Path) -> LogLines:
     """Return the lines of a finished log, and the number of broken ones at its end: 0 or 1.
 
     Raises:
@@ -177,10 +179,10 @@ def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any],
         with contextlib.suppress(ValueError, RecursionError):
             decoded = msgspec.json.Decoder(schema).decode_lines(raw)
             if len(decoded) == raw.count(b"\n"):
-                return decoded, 0
+                return LogLines(decoded, 0)
     *lines, last = raw.split(b"\n")
     decoded = [_decode_line(line, schema, path, f" in line {number}") for number, line in enumerate(lines, 1)]
-    return decoded, int(bool(last))
+    return LogLines(decoded, int(bool(last)))
 
 
 def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:

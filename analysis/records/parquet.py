@@ -70,7 +70,7 @@ def write_frame(path: Path, frame: pd.DataFrame) -> Path:
     return _write_arrow(path, pa.Table.from_pandas(frame, preserve_index=False))
 
 
-def join_parquet(path: Path, parts: Sequence[Path]) -> None:
+def concat_parquet_files(path: Path, parts: Sequence[Path]) -> None:
     """Write the rows of these files, below each other, into one; what one of them lacks is empty there."""
     tables = [pq.read_table(part) for part in parts]
     fields = [field for table in tables for field in table.schema]
@@ -123,8 +123,8 @@ def read_parquet(
     if on_fault is None:
         return frames
     runs_path = folder / "runs.parquet"
-    columns = [name for name in schema.RunCells.__struct_fields__ if name in frames.runs]
-    faults = [find_row_fault(cells, runs_path) for cells in to_dicts(frames.runs[columns])]
+    columns = [name for name in schema.RunRowCells.__struct_fields__ if name in frames.runs]
+    faults = [find_run_row_fault(cells, runs_path) for cells in to_dicts(frames.runs[columns])]
     for fault in filter(None, faults):
         on_fault(fault)
     if not any(faults):
@@ -146,7 +146,7 @@ def raise_fault(fault: DamagedFileError) -> None:
     raise fault
 
 
-def find_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | None:
+def find_run_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | None:
     """Return what is wrong with the cells of a run; None where nothing is.
 
     Args:
@@ -155,7 +155,7 @@ def find_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | N
     name = str(cells.get("run_id"))[:MAX_NAME]
     present = {column: cell for column, cell in cells.items() if not is_missing(cell)}
     try:
-        convert_to_schema(present, schema.RunCells, path, f" in the row of {name}")
+        convert_to_schema(present, schema.RunRowCells, path, f" in the row of {name}")
         for column, kind in SCHEMA_BY_JSON_COLUMN.items():
             if column in present:
                 where = f" in {column} of {name}"

@@ -27,11 +27,11 @@ UNACCOUNTED = Phase("unaccounted", "unaccounted", "#FFFFFF", OTHER, "what no pha
 PHASE_BY_NAME = {phase.name: phase for phase in (*PHASES, UNACCOUNTED)}
 
 
-def find_phase(name: str) -> Phase:
+def find_phase_or_default(name: str) -> Phase:
     """Return the phase of this name; an unlisted one looks as UNACCOUNTED does, under its own name."""
     return PHASE_BY_NAME.get(name) or msgspec.structs.replace(UNACCOUNTED, name=name, label=name)
 
 
-def names_in_group(group: str) -> tuple[str, ...]:
+def phase_names_in_group(group: str) -> tuple[str, ...]:
     """Return the names of a group's phases, in the order of a step."""
     return tuple(phase.name for phase in PHASES if phase.group == group)

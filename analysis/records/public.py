@@ -46,12 +46,12 @@ def select_drawn_looks(looks: pd.DataFrame) -> pd.DataFrame:
     return drawn
 
 
-def strip_private_facts(frames: Frames) -> Frames:
+def strip_private_provenance(frames: Frames) -> Frames:
     """Return these frames without what is private in their provenance."""
-    return map_provenance(frames, public_provenance)
+    return map_provenance(frames, anonymize_provenance)
 
 
-def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def anonymize_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that public.yaml lists, with hosts numbered in their order."""
     facts = msgspec.convert(provenance, schema.Provenance)
     machine = facts.machine or schema.MachineFacts()

@@ -45,7 +45,7 @@ class Field(Struct, frozen=True):
     exact: bool = False  # does it need more than the seven digits of a float32?
 
 
-def fields_by_name(line: type[Struct]) -> dict[str, Field]:
+def field_descriptions_by_name(line: type[Struct]) -> dict[str, Field]:
     """Return the fields of a kind of line by name, first those that every line has."""
     field_by_name = {}
     for info in sorted(structs.fields(line), key=lambda info: not info.required):
@@ -72,7 +72,7 @@ class Resumption(Struct, frozen=True):
     host: str | None = None
 
 
-class DataFacts(Struct, frozen=True):
+class DatasetFacts(Struct, frozen=True):
     """The data set that was read."""
 
     name: str | None = None
@@ -102,12 +102,12 @@ class Provenance(Struct, frozen=True):
     cores: WholeNumber | None = None
     gpu: str | None = None
     precision: str | None = None  # what products were computed in, whatever was asked for
-    data: DataFacts = DataFacts()
+    data: DatasetFacts = DatasetFacts()
     versions: dict[str, str] = {}
     machine: MachineFacts | None = None
 
 
-class SearchFacts(Struct, frozen=True):
+class SelectionKernelFacts(Struct, frozen=True):
     """Kernel that searched for what to send: `training.loop.searched`."""
 
     kernel: str | None = None
@@ -120,7 +120,7 @@ class VariantFacts(Struct, frozen=True):
 
     parameters: WholeNumber | None = None
     tensors: WholeNumber | None = None
-    searching: SearchFacts | None = None
+    searching: SelectionKernelFacts | None = None
     graph: str | None = None
 
 
@@ -166,7 +166,7 @@ class Manifest(Struct, frozen=True):
     parameters: WholeNumber | None = None
     tensors: WholeNumber | None = None
     simulated: bool = False
-    searching: SearchFacts | None = None
+    searching: SelectionKernelFacts | None = None
     graph: str | None = None
     alternated: AlternationEnd | None = None
     diverged: Divergence | None = None
@@ -184,19 +184,19 @@ class Manifest(Struct, frozen=True):
     rules: dict[str, str] = {}
 
 
-class NamedChoice(Struct, frozen=True):
+class NamedSettings(Struct, frozen=True):
     """A choice, which has a name."""
 
     name: Name
 
 
-class ClusterKind(Struct, frozen=True):
+class ClusterSettings(Struct, frozen=True):
     """The kind of cluster that was asked for."""
 
     where: Name
 
 
-class TaskChoice(NamedChoice, frozen=True):
+class TaskSettings(NamedSettings, frozen=True):
     """The task, and what outcomes are computed from."""
 
     batch_size: WholeNumber | None = None
@@ -219,7 +219,7 @@ class VariantSettings(Struct, frozen=True):
     """Settings of one variant that takes turns: its name, and where it differs from the others."""
 
     name: Name
-    method: NamedChoice | UnsetType = UNSET
+    method: NamedSettings | UnsetType = UNSET
     task: dict[Name, Any] = {}
     timing: dict[Name, Any] = {}
     train: dict[Name, Any] = {}
@@ -231,9 +231,9 @@ class ConfigFile(Struct, frozen=True):
     The rest is not looked into, but must have the hash that the run's id ends in.
     """
 
-    method: NamedChoice
-    task: TaskChoice
-    cluster: ClusterKind
+    method: NamedSettings
+    task: TaskSettings
+    cluster: ClusterSettings
     workers: WholeNumber
     seed: WholeNumber
     timing: TimingSettings
@@ -242,7 +242,7 @@ class ConfigFile(Struct, frozen=True):
     alternate: dict[Name, Any] = {}
 
 
-class RunCells(Struct, frozen=True):
+class RunRowCells(Struct, frozen=True):
     """The cells of a row of runs that every command relies on."""
 
     run_id: Name
@@ -254,7 +254,7 @@ class RunCells(Struct, frozen=True):
     ended: Timestamp | None = None
 
 
-class AveragedNumbers(Struct, frozen=True, gc=False):
+class StepOrEpochLine(Struct, frozen=True, gc=False):
     """Numbers that are recorded of every step, and their means over the steps of an epoch."""
 
     wire_bytes: Annotated[
@@ -272,7 +272,7 @@ class AveragedNumbers(Struct, frozen=True, gc=False):
 
 
 class StepLine(
-    AveragedNumbers,
+    StepOrEpochLine,
     frozen=True,
     gc=False,
     kw_only=True,
@@ -319,7 +319,7 @@ class StepLine(
 
 
 class EpochLine(
-    AveragedNumbers,
+    StepOrEpochLine,
     frozen=True,
     gc=False,
     kw_only=True,
@@ -354,14 +354,14 @@ class EpochLine(
     variant: Name | None = None
 
 
-# What looks at gradients are called in records: experiments/training/selection_looks.py takes them.
+# What looks at gradients are called in records: experiments/training/selection_observers.py takes them.
 ALL = "all"  # in place of a tensor's name: the whole model
 SLICES = 64  # of a tensor, in which is counted what was selected
 REGIONS = (1, 10, 100, 1000)  # elements of a region
 
 
-class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
-    """A line of rank 0's log: what `experiments.training.selection_looks` saw of one tensor in one step."""
+class SelectionLookLine(Struct, frozen=True, tag_field="kind", tag="look"):
+    """A line of rank 0's log: what `experiments.training.selection_observers` saw of one tensor in one step."""
 
     step: WholeNumber
     what: Name
@@ -375,23 +375,23 @@ class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
             raise ValueError(f"{len(self.values)} values for {len(self.xs)} places")
 
 
-LogLine = StepLine | EpochLine | LookLine
+LogLine = StepLine | EpochLine | SelectionLookLine
 
 
-class BatchDigests(Struct, frozen=True):
+class CachedBatchDigests(Struct, frozen=True):
     """Content of digests.json: digests of the files of a cached batch."""
 
     files: dict[Name, FileFacts]
 
 
-class TableDigests(Struct, frozen=True):
+class PublishedTableDigests(Struct, frozen=True):
     """digests.json beside tables of published facts: what they were when they were written, and from what."""
 
     source: str
     files: dict[Name, FileFacts]
 
 
-class RunIndex(Struct, frozen=True):
+class RunIdList(Struct, frozen=True):
     """Runs that a figure was drawn from."""
 
     runs: list[Name]
@@ -420,7 +420,7 @@ class Sweep(Struct, frozen=True):
     slurm_conf: str | None = None
 
 
-class JobNote(Struct, frozen=True):
+class SlurmJobRecord(Struct, frozen=True):
     """job.json: SLURM's id of an attempt's job, the cluster that has it, who submitted it there."""
 
     id: JobId | None = None

@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.records import phases
 from analysis.records.columns import LAST_EPOCH_OUTCOMES, MEAN_OUTCOMES, OUTCOMES
-from analysis.records.frames import Frames, cache_by_frames, note_read_keys, steps_of_run, value_of_run
+from analysis.records.frames import Frames, cache_by_frames, note_read_run_keys, steps_of_run, value_of_run
 
 MEDIAN_WINDOW = 5  # steps in a rolling median
 SETTLED_CHANGE = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
@@ -43,7 +43,7 @@ class WarmSteps(NamedTuple):
         return int(self.steps["step"].nunique())
 
 
-def count_cold_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
+def count_warmup_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
     """Return how many first steps to leave out: `at_least`, and until times settle, at most half.
 
     Times are settled when the rolling median moves by less than SETTLED_CHANGE.
@@ -65,7 +65,7 @@ def warm_steps(frames: Frames, key: str) -> WarmSteps:
     After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
-    note_read_keys([key])
+    note_read_run_keys([key])
     return _find_warm_steps(frames, key)
 
 
@@ -76,13 +76,13 @@ def _find_warm_steps(frames: Frames, key: str) -> WarmSteps:
     if "block" in steps and steps["block"].notna().any():
         return _warm_steps_of_turns(steps, stopped)
     steps = steps[~np.isin(steps["step"], stopped)] if len(stopped) else steps
-    slowest = slowest_rank_seconds(steps)
+    slowest = slowest_rank_seconds_by_step(steps)
     at_least = int(value_of_run(frames, key, "timing.warmup_steps"))
     text = value_of_run(frames, key, "resumed")  # older frames do not have the column
     resumed = json.loads(text) if isinstance(text, str) else []
     bounds = [0, *np.searchsorted(slowest.index, resumed), len(slowest)]
     parts = [slowest.to_numpy()[first:end] for first, end in itertools.pairwise(bounds)]
-    cold = [count_cold_steps(part, at_least) for part in parts]
+    cold = [count_warmup_steps(part, at_least) for part in parts]
     if len(parts) > 1:
         longer = [max(count, min(at_least, len(part))) for part, count in zip(parts, cold, strict=True)]
         cold = longer if sum(longer) < len(slowest) else cold
@@ -111,16 +111,16 @@ def _warm_steps_of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
 
 def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
     """Return each warm step's time on its slowest rank, which training waits for, (steps,)."""
-    note_read_keys([key])
-    return slowest_rank_seconds(_find_warm_steps(frames, key).steps).to_numpy()
+    note_read_run_keys([key])
+    return slowest_rank_seconds_by_step(_find_warm_steps(frames, key).steps).to_numpy()
 
 
-def warm_phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
+def warm_phase_seconds_rank_mean(frames: Frames, key: str) -> pd.DataFrame:
     """Return means over ranks: a row per warm step, columns `step`, each phase, and `unaccounted`."""
     return _phase_seconds_by_step(warm_steps(frames, key).steps)
 
 
-def slowest_rank_seconds(steps: pd.DataFrame) -> pd.Series[float]:
+def slowest_rank_seconds_by_step(steps: pd.DataFrame) -> pd.Series[float]:
     """Return each step's time on its slowest rank, by step, of one run's rows."""
     numbers, order, starts = _order_by_step(steps)
     times = steps["step_s"].to_numpy()[order]
@@ -169,7 +169,7 @@ class ReplicationUnits(NamedTuple):
 
 
 @cache_by_frames
-def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+def has_blocks_in_every_run(frames: Frames, keys: Sequence[str]) -> bool:
     """Tell whether all these runs took turns, block by block."""
     if "block" not in frames.steps or "group" not in frames.runs:
         return False
@@ -179,9 +179,9 @@ def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
 
 
 @cache_by_frames
-def are_blocks_units(frames: Frames, keys: Sequence[str]) -> bool:
+def is_replicated_by_block(frames: Frames, keys: Sequence[str]) -> bool:
     """Decide whether blocks are the units: all runs have some, in fewer than ENOUGH_LAUNCHES launches."""
-    if not has_blocks(frames, keys):
+    if not has_blocks_in_every_run(frames, keys):
         return False
     launches = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
     return bool(launches.nunique() < ENOUGH_LAUNCHES)
@@ -192,14 +192,14 @@ def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None
     """Return the units of replication of a method's runs.
 
     Args:
-        by_block: take blocks, or launches; None: as `are_blocks_units` decides. Methods that are paired
+        by_block: take blocks, or launches; None: as `is_replicated_by_block` decides. Methods that are paired
             need the same choice.
     """
-    by_block = are_blocks_units(frames, keys) if by_block is None else by_block
+    by_block = is_replicated_by_block(frames, keys) if by_block is None else by_block
     parts = []
     for place, key in enumerate(keys):
         steps = warm_steps(frames, key).steps
-        table = _phase_seconds_by_step(steps).assign(slowest=slowest_rank_seconds(steps))
+        table = _phase_seconds_by_step(steps).assign(slowest=slowest_rank_seconds_by_step(steps))
         if by_block:
             _, order, starts = _order_by_step(steps)
             block = steps["block"].to_numpy()[order][starts]
@@ -220,16 +220,16 @@ def mean_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
     return means
 
 
-def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
+def summarize_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
     """Return a table of phases: `mean_phase_seconds`, and the median over the n warm steps of all runs."""
-    table = pd.concat([warm_phase_seconds(frames, key) for key in keys])
+    table = pd.concat([warm_phase_seconds_rank_mean(frames, key) for key in keys])
     summary: pd.DataFrame = pd.DataFrame(
         {"mean": mean_phase_seconds(frames, keys), "median": table.median(), "n": len(table)}
     )
     return summary
 
 
-def add_outcomes(frames: Frames) -> Frames:
+def add_missing_outcomes(frames: Frames) -> Frames:
     """Return the frames with the outcomes of each run in `runs`.
 
     Outcomes that a run has already are kept: the steps behind them may not be there any more.
@@ -264,7 +264,7 @@ def compute_outcomes(frames: Frames) -> pd.DataFrame:
         table.reindex(columns=["key", *MEAN_OUTCOMES]).groupby("key").mean().reindex(runs.index)
         for table in (frames.steps[frames.steps["rank"] == 0], frames.epochs)
     )
-    of_rounds = mean_sent_per_round(frames).rename(columns=ROUND_COLUMNS)
+    of_rounds = mean_bytes_and_messages_per_round(frames).rename(columns=ROUND_COLUMNS)
     outcomes = outcomes.join([mean_of_steps.combine_first(mean_of_epochs), of_rounds])
     # Records have dates in any form of the standard, and perhaps in years that pandas has not.
     started, ended = (
@@ -276,7 +276,7 @@ def compute_outcomes(frames: Frames) -> pd.DataFrame:
     return ordered
 
 
-def mean_sent_per_round(frames: Frames) -> pd.DataFrame:
+def mean_bytes_and_messages_per_round(frames: Frames) -> pd.DataFrame:
     """Return the bytes and messages that rank 0 sent in a round, by key: the mean over whole rounds.
 
     A round has `method.every` steps. What is sent within a round counts in it, and what only some rounds

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from analysis.records import locks, schema
 from analysis.records.configs import configs_by_variant, measured_config, run_id, run_key
@@ -32,11 +32,11 @@ from analysis.records.files import (
     MAX_CONFIG_BYTES,
     DamagedFileError,
     check_not_link,
-    check_plain_file,
+    check_plain_file_if_there,
     read_json_object_if_there,
-    read_json_or_none,
-    read_struct_or_none,
-    read_verified,
+    try_read_json_object,
+    try_read_struct,
+    read_bytes_checking_digest,
     size_and_digest,
     write_json,
 )
@@ -51,17 +51,17 @@ RANK_LOG = re.compile(r"rank(0|[1-9][0-9]{0,8})\.jsonl")
 NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt, of a step
 
 
-class NewerRecordError(DamagedFileError):
+class NewerVersionError(DamagedFileError):
     """A record that a newer version of this code has written."""
 
 
-def utc_now() -> str:
+def utc_timestamp() -> str:
     """Return the time in UTC, to the second, in the format of all records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def describe_left_out(attempt: Attempt, fault: str) -> str:
-    """Return the line that tells of a damaged attempt."""
+    """Return the line that tells that a damaged attempt was left out, and why."""
     return f"left out {attempt.name}: {fault}"
 
 
@@ -73,22 +73,22 @@ class Attempt:
 
     @property
     def run_id(self) -> str:
-        """Name of its run, which is that of the folder above."""
+        """Id of the run, the name of the folder above."""
         return self.path.parent.name
 
     @property
     def key(self) -> str:
-        """`run_key` of its config, in which its run's id ends."""
+        """`run_key` of the configuration, in which the run's id ends."""
         return self.run_id.rpartition("-")[2]
 
     @property
     def number(self) -> int:
-        """Place among the run's attempts, from 1."""
+        """Number among the run's attempts, from 1."""
         return int(self.path.name)
 
     @property
     def name(self) -> str:
-        """Run and number, as people are told."""
+        """Run's id and attempt's number, as people are told."""
         return f"{self.run_id}/{self.path.name}"
 
     @property
@@ -102,7 +102,7 @@ class Attempt:
         try:
             return read_json_object_if_there(path, schema.Manifest) or {"state": "planned"}
         except DamagedFileError:
-            check_not_newer(path, read_json_or_none(path) or {})
+            check_not_newer_version(path, try_read_json_object(path) or {})
             raise
 
     @property
@@ -137,7 +137,7 @@ class Attempt:
         self._write({**self._read_present_manifest(), **changes})
 
     def _read_present_manifest(self) -> dict[str, Any]:
-        manifest = read_json_or_none(self.path / "run.json")
+        manifest = try_read_json_object(self.path / "run.json")
         if manifest is None:
             raise InterferenceError(
                 f"{self.path / 'run.json'} was removed or damaged while the run was under way"
@@ -151,59 +151,61 @@ class Attempt:
     def _identity_facts(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
 
-    def store_job(self, note: schema.JobNote) -> None:
+    def store_slurm_job(self, job: schema.SlurmJobRecord) -> None:
         """Store SLURM's id of the job, in a file of its own because the job may be writing the manifest."""
-        write_json(self.path / "job.json", {"id": note.id, "cluster": note.cluster, "user": note.user})
+        write_json(self.path / "job.json", {"id": job.id, "cluster": job.cluster, "user": job.user})
 
     @property
-    def job(self) -> schema.JobNote:
-        """SLURM's job, from `store_job`."""
-        return read_struct_or_none(self.path / "job.json", schema.JobNote) or schema.JobNote()
+    def slurm_job(self) -> schema.SlurmJobRecord:
+        """SLURM's job of this attempt, from job.json; without fields where none is stored."""
+        return try_read_struct(self.path / "job.json", schema.SlurmJobRecord) or schema.SlurmJobRecord()
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoint_folder(self) -> Path:
         """The folder of checkpoints; removed when the run is finished."""
         return self.path / "checkpoints"
 
-    def check_open(self) -> None:
-        """Check that its workers may go on, before they change anything.
+    def check_not_closed(self) -> None:
+        """Check that the attempt is neither whole nor given up, before its workers change anything.
 
         Raises:
-            InterferenceError: it is whole, or was given up, and nobody has taken it up again.
+            InterferenceError: it is, and nobody has taken it up again.
         """
         if self.state in ("ok", "failed"):
             raise self._closed_error()
 
-    def mark_running(self, step: int, host: str, **facts: Any) -> None:
+    def mark_running(self, first_step: int, host: str, **facts: Any) -> None:
         """Mark the attempt as running.
 
-        If it was started before, it continues from `step`: that is added to `resumed`, and the facts of the
-        first start remain.
+        If it was started before, it continues from `first_step`: that is added to `resumed`, and the facts of
+        the first start remain.
         """
         manifest = self.manifest
         if "started" not in manifest:
-            self.update_manifest(state="running", started=utc_now(), **facts)
+            self.update_manifest(state="running", started=utc_timestamp(), **facts)
             return
-        resumption = {"step": step, "at": utc_now(), "host": host}
+        resumption = {"step": first_step, "at": utc_timestamp(), "host": host}
         self.update_manifest(state="running", resumed=[*manifest.get("resumed", []), resumption])
 
-    def mark_preempted(self, step: int) -> None:
-        """Mark the attempt as stopped on request, with its first `step` steps saved."""
-        self.update_manifest(state="preempted", step=step)
+    def mark_preempted(self, saved_steps: int) -> None:
+        """Mark the attempt as stopped on request, with its first `saved_steps` steps saved."""
+        self.update_manifest(state="preempted", step=saved_steps)
 
-    def checkpoint_by_step(self) -> dict[int, Path]:
+    def checkpoint_folder_by_step(self) -> dict[int, Path]:
         """Return the folders of checkpoints by step, whole or not.
 
         Anything else that lies there is not ours, nor is anything where a link stands for `checkpoints`.
         """
-        if self.checkpoints.is_symlink():
+        if self.checkpoint_folder.is_symlink():
             return {}
-        numbers = (path for path in self.checkpoints.glob("*") if NUMBER.fullmatch(path.name))
+        numbers = (path for path in self.checkpoint_folder.glob("*") if NUMBER.fullmatch(path.name))
         return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
-    def newest_checkpoint_step(self) -> int:
+    def newest_whole_checkpoint_step(self) -> int:
         """Return the step of the newest whole checkpoint; 0 without any."""
-        whole = (step for step, path in self.checkpoint_by_step().items() if (path / "whole.json").is_file())
+        whole = (
+            step for step, path in self.checkpoint_folder_by_step().items() if (path / "whole.json").is_file()
+        )
         return max(whole, default=0)
 
     def check_no_links(self) -> None:
@@ -213,24 +215,24 @@ class Attempt:
             DamagedFileError: the folder, or that of checkpoints, is a link, or a log is no file.
         """
         check_not_link(self.path)
-        check_not_link(self.checkpoints)
-        for path in self.rank_paths():
-            check_plain_file(path)
+        check_not_link(self.checkpoint_folder)
+        for path in self.find_rank_logs():
+            check_plain_file_if_there(path)
 
-    def rank_path(self, rank: int) -> Path:
+    def rank_log_path(self, rank: int) -> Path:
         """Return the path of a rank's log."""
         return self.path / f"rank{rank}.jsonl"
 
-    def rank_paths(self) -> list[Path]:
+    def find_rank_logs(self) -> list[Path]:
         """Return the log files that exist, by rank."""
         logs = (RANK_LOG.fullmatch(path.name) for path in self.path.glob("rank*.jsonl"))
-        return [self.rank_path(rank) for rank in sorted(int(log[1]) for log in logs if log)]
+        return [self.rank_log_path(rank) for rank in sorted(int(log[1]) for log in logs if log)]
 
-    def find_writer(self) -> str | None:
+    def describe_writer(self) -> str | None:
         """Return who holds the lock of one of its logs, in words; None where nobody writes any."""
-        return next(filter(None, map(locks.describe_lock_holder, self.rank_paths())), None)
+        return next(filter(None, map(locks.describe_lock_holder, self.find_rank_logs())), None)
 
-    def finish(self, workers: int, steps: int, **summary: Any) -> None:
+    def check_logs_and_mark_whole(self, workers: int, steps: int, **summary: Any) -> None:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
 
         Args:
@@ -248,28 +250,33 @@ class Attempt:
             raise InterferenceError(what) from damage
         if manifest["state"] != "running":
             raise self._closed_error()
-        if self.rank_paths() != [self.rank_path(rank) for rank in range(workers)]:
-            names = ", ".join(path.name for path in self.rank_paths())
+        if self.find_rank_logs() != [self.rank_log_path(rank) for rank in range(workers)]:
+            names = ", ".join(path.name for path in self.find_rank_logs())
             raise InterferenceError(f"{self.path} holds {names or 'no logs'} for {workers} workers")
-        made = count_logged_steps({"steps": steps, **summary})
-        for path in self.rank_paths():
+        made = expected_logged_steps({"steps": steps, **summary})
+        for path in self.find_rank_logs():
             check_logged_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         facts = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
-        end = {"state": "ok", "ended": utc_now(), "files": self.size_and_digest_by_log(), "steps": steps}
+        end = {
+            "state": "ok",
+            "ended": utc_timestamp(),
+            "files": self.size_and_digest_by_log(),
+            "steps": steps,
+        }
         self._write({**facts, **self._identity_facts(), **end, **summary})
-        shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
+        shutil.rmtree(self.checkpoint_folder, ignore_errors=True)  # if some remain, they only cost space
 
     def size_and_digest_by_log(self) -> dict[str, dict[str, Any]]:
         """Return size and digest of each log, by its name."""
-        return {path.name: size_and_digest(path) for path in self.rank_paths()}
+        return {path.name: size_and_digest(path) for path in self.find_rank_logs()}
 
     def _closed_error(self) -> InterferenceError:
         manifest = self.manifest
         why = f" ({manifest['why']})" if manifest.get("why") else ""
         return InterferenceError(f"{self.path} was marked as {manifest['state']}{why} by another process")
 
-    def fail(self, why: str, kind: str = "failed") -> None:
+    def mark_failed_unless_whole(self, why: str, kind: str = "failed") -> None:
         """Mark the attempt as failed, unless it is whole.
 
         Args:
@@ -278,34 +285,41 @@ class Attempt:
         """
         manifest = {} if self.state == DAMAGED else self.manifest
         if manifest.get("state") != "ok":
-            end = {"state": "failed", "ended": utc_now(), "why": why, "failure": kind}
+            end = {"state": "failed", "ended": utc_timestamp(), "why": why, "failure": kind}
             self._write({**manifest, **self._identity_facts(), **end})
 
-    def is_valid(self, verify: bool = False) -> bool:
-        """Check that the record is whole, as its manifest says; `verify` compares digests of files too."""
-        return self.state == "ok" and self.find_fault(verify) is None
+    def is_valid(self, *, verify_digests: bool = False) -> bool:
+        """Tell whether the record is whole, as its manifest says.
 
-    def find_fault(self, verify: bool = False) -> str | None:
+        Args:
+            verify_digests: read the files and compare their digests as well.
+        """
+        return self.state == "ok" and self.find_fault(verify_digests=verify_digests) is None
+
+    def find_fault(self, *, verify_digests: bool = False) -> str | None:
         """Return what is wrong with this record, in a sentence; None without a fault, or before its end.
 
         Args:
-            verify: read the files and compare their digests as well.
+            verify_digests: read the files and compare their digests as well.
         """
         try:
-            self.read_checked_manifest(verify)
+            self.read_checked_manifest(verify_digests=verify_digests)
         except DamagedFileError as damage:
             return damage.brief
         return None
 
-    def read_checked_manifest(self, verify: bool = False) -> dict[str, Any]:
+    def read_checked_manifest(self, *, verify_digests: bool = False) -> dict[str, Any]:
         """Return the manifest, once its claims on the files of a whole record prove true.
 
+        Args:
+            verify_digests: read the files and compare their digests as well.
+
         Raises:
-            DamagedFileError: something is.
+            DamagedFileError: a claim does not, or there is no manifest.
         """
         path = self.path / "run.json"
         manifest = self.manifest
-        check_not_newer(path, manifest)
+        check_not_newer_version(path, manifest)
         if manifest["state"] != "ok":
             if not path.exists():
                 raise DamagedFileError(path, "is missing")
@@ -319,8 +333,8 @@ class Attempt:
                 path, f"has the key {manifest.get('key')}, which is not that of its config"
             )
         files = manifest.get("files", {})
-        for rank in range(max(1, len(self.rank_paths()))):
-            if self.rank_path(rank).name not in files:
+        for rank in range(max(1, len(self.find_rank_logs()))):
+            if self.rank_log_path(rank).name not in files:
                 raise DamagedFileError(path, f"does not list the log of rank {rank}")
         for name, expected in files.items():
             log = self.path / name
@@ -330,8 +344,8 @@ class Attempt:
                 raise DamagedFileError(log, f"can't be read: {error.strerror}") from error
             if size != expected["bytes"]:
                 raise DamagedFileError(log, f"has {size:,} bytes instead of {expected['bytes']:,}")
-            if verify:
-                read_verified(log, expected)
+            if verify_digests:
+                read_bytes_checking_digest(log, expected["sha256"])
         return manifest
 
 
@@ -348,18 +362,25 @@ def explain_no_attempts(folder: Path) -> str:
     return "there is no attempt in it"
 
 
-def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
+def check_not_newer_version(path: Path, manifest: Mapping[str, Any]) -> None:
     """Refuse a manifest that a newer version of this code has written."""
     number = manifest.get("schema")
     if isinstance(number, int) and number > SCHEMA:
         what = f"is of a newer version of this code (schema {number}; this one reads schema {SCHEMA})"
-        raise NewerRecordError(path, f"{what}: update this checkout to read it")
+        raise NewerVersionError(path, f"{what}: update this checkout to read it")
 
 
-def count_logged_steps(manifest: Mapping[str, Any]) -> int | None:
-    """Return how many steps each rank has logged: all that were asked for, or those until it diverged."""
+def expected_logged_steps(manifest: Mapping[str, Any]) -> int | None:
+    """Return how many steps each rank's log must have: all that were asked for, or those until it diverged."""
     diverged = manifest.get("diverged")
     return diverged["made"] if diverged else manifest.get("steps")
+
+
+class NewestAttempts(NamedTuple):
+    """The newest valid attempts of some runs, and a line on each damaged attempt that is newer."""
+
+    attempts: list[Attempt]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -368,21 +389,23 @@ class Store:
 
     root: Path
 
-    def attempts(self, run: str) -> list[Attempt]:
+    def list_attempts(self, run_id: str) -> list[Attempt]:
         """Return a run's attempts, oldest first, by the names of folders alone: there may be many."""
         try:
-            with os.scandir(self.root / run) as entries:
+            with os.scandir(self.root / run_id) as entries:
                 numbered = [entry.name for entry in entries if NUMBER.fullmatch(entry.name)]
         except OSError:  # there is none, or it was removed meanwhile
             return []
-        names = [name for name in numbered if os.path.isdir(self.root / run / name)]
-        return [Attempt(self.root / run / name) for name in sorted(names, key=lambda name: (int(name), name))]
+        names = [name for name in numbered if os.path.isdir(self.root / run_id / name)]
+        in_order = sorted(names, key=lambda name: (int(name), name))
+        return [Attempt(self.root / run_id / name) for name in in_order]
 
-    def read_newest(
+    def read_newest_valid(
         self,
-        runs: Iterable[str],
+        run_ids: Iterable[str],
         read: Callable[[Attempt, dict[str, Any]], T],
-        verify: bool = False,
+        *,
+        verify_digests: bool = False,
     ) -> tuple[list[T], list[str]]:
         """Read each run's newest attempt that is whole by `read`, which gets it and its manifest.
 
@@ -390,13 +413,13 @@ class Store:
         """
         results = list[T]()
         notes = list[str]()
-        for run in runs:
-            attempts = self.attempts(run)
-            if not attempts and (self.root / run).is_dir():
-                notes.append(f"left out {run}: {explain_no_attempts(self.root / run)}")
+        for name in run_ids:
+            attempts = self.list_attempts(name)
+            if not attempts and (self.root / name).is_dir():
+                notes.append(f"left out {name}: {explain_no_attempts(self.root / name)}")
             for attempt in reversed(attempts):
                 try:
-                    manifest = attempt.read_checked_manifest(verify)
+                    manifest = attempt.read_checked_manifest(verify_digests=verify_digests)
                     if manifest["state"] == "ok":
                         results.append(read(attempt, manifest))
                         break
@@ -404,32 +427,32 @@ class Store:
                     notes.append(describe_left_out(attempt, damage.brief))
         return results, notes
 
-    def newest_attempts(self, runs: Iterable[str], verify: bool = False) -> tuple[list[Attempt], list[str]]:
+    def find_newest_valid(self, run_ids: Iterable[str], *, verify_digests: bool = False) -> NewestAttempts:
         """Return each run's newest attempt that is whole, and a line on each newer one that is damaged."""
-        return self.read_newest(runs, lambda attempt, _: attempt, verify)
+        found = self.read_newest_valid(run_ids, lambda attempt, _: attempt, verify_digests=verify_digests)
+        return NewestAttempts(*found)
 
-    def find_valid(self, config: Mapping[str, Any]) -> Attempt | None:
-        """Return the newest valid attempt at this config."""
-        return self.find_newest_valid(run_id(config))
+    def find_newest_valid_of_config(self, config: Mapping[str, Any]) -> Attempt | None:
+        """Return the newest valid attempt at this config; None without any."""
+        return self.find_newest_valid_of_run(run_id(config))
 
-    def find_last(self, config: Mapping[str, Any]) -> Attempt | None:
-        """Return the newest attempt at this config, in any state."""
-        attempts = self.attempts(run_id(config))
+    def find_newest_of_config(self, config: Mapping[str, Any]) -> Attempt | None:
+        """Return the newest attempt at this config, in any state; None without any."""
+        attempts = self.list_attempts(run_id(config))
         return attempts[-1] if attempts else None
 
-    def find_newest_valid(self, run: str) -> Attempt | None:
-        """Return the newest valid attempt of a run, by its id."""
-        attempts, _ = self.newest_attempts([run])
-        return attempts[0] if attempts else None
+    def find_newest_valid_of_run(self, run_id: str) -> Attempt | None:
+        """Return the newest valid attempt of a run, by its id; None without any."""
+        return next(iter(self.find_newest_valid([run_id]).attempts), None)
 
-    def describe_damaged(self, run: str) -> list[str]:
+    def describe_damaged_newer_attempts(self, run_id: str) -> list[str]:
         """Return a line on each damaged attempt that is newer than the newest valid one."""
-        return self.newest_attempts([run])[1]
+        return self.find_newest_valid([run_id]).notes
 
-    def begin_attempt(self, config: Mapping[str, Any]) -> Attempt:
+    def create_attempt(self, config: Mapping[str, Any]) -> Attempt:
         """Make a new, numbered attempt at this config; concurrent processes get different ones."""
         folder = self.root / run_id(config)
-        number = max((attempt.number for attempt in self.attempts(folder.name)), default=0)
+        number = max((attempt.number for attempt in self.list_attempts(folder.name)), default=0)
         folder.mkdir(parents=True, exist_ok=True)
         for following in itertools.count(number + 1):
             attempt = Attempt(folder / f"{following:03d}")
@@ -437,20 +460,20 @@ class Store:
                 attempt.path.mkdir()
                 break
         write_json(attempt.path / "config.json", measured_config(config))
-        attempt._write({**attempt._identity_facts(), "state": "planned", "created": utc_now()})
+        attempt._write({**attempt._identity_facts(), "state": "planned", "created": utc_timestamp()})
         return attempt
 
-    def run_ids(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         """Return the ids of all runs, sorted."""
         return (
             sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
         )
 
-    def newest_valid_attempts(self) -> list[Attempt]:
+    def list_newest_valid_attempts(self) -> list[Attempt]:
         """Return the newest valid attempt of every run that has one."""
-        return self.newest_attempts(self.run_ids())[0]
+        return self.find_newest_valid(self.list_run_ids()).attempts
 
-    def last_number_by_run(self) -> dict[str, int]:
+    def newest_attempt_number_by_run(self) -> dict[str, int]:
         """Return the number of each run's newest attempt, in any state."""
-        attempts_by_run = {run: self.attempts(run) for run in self.run_ids()}
+        attempts_by_run = {run: self.list_attempts(run) for run in self.list_run_ids()}
         return {run: attempts[-1].number for run, attempts in attempts_by_run.items() if attempts}

@@ -22,13 +22,13 @@ from analysis.records.frames import (
     Frames,
     empty_table,
     is_missing,
-    rows_by_key,
+    row_positions_by_key,
     run_states,
     select_runs,
     steps_of_run,
     to_dicts,
 )
-from analysis.records.steps import add_outcomes
+from analysis.records.steps import add_missing_outcomes
 
 THIS_MACHINE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
 MAX_CURVE_POINTS = 300  # of a curve over steps
@@ -144,15 +144,15 @@ def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
     if not len(frames.runs):
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
-        frames = add_outcomes(frames)
+        frames = add_missing_outcomes(frames)
     needed = [name for name in NEEDED_COLUMNS if name in frames.runs]
     frames = frames._replace(runs=frames.runs[needed], looks=empty_table("looks"))
     keys = [*map(str, frames.runs["key"])]
     for first in range(0, len(keys), RUNS_PER_BATCH):
         batch = select_runs(frames, keys[first : first + RUNS_PER_BATCH])
         aligned = timeline.align_spans(batch.spans).round({"start_ms": 4, "took_ms": 4})
-        epoch_places = rows_by_key(batch.epochs)
-        span_places = rows_by_key(batch.spans)
+        epoch_places = row_positions_by_key(batch.epochs)
+        span_places = row_positions_by_key(batch.spans)
         for row, state in zip(to_dicts(batch.runs), run_states(batch.runs), strict=True):
             spans = span_places.get(row["key"], NO_ROWS)
             run_frames = batch._replace(
@@ -203,7 +203,7 @@ def _step_curves(steps_table: pd.DataFrame) -> dict[str, list[Any]]:
     """Return loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
     if not len(steps_table):
         return {}
-    slowest = steps.slowest_rank_seconds(steps_table)
+    slowest = steps.slowest_rank_seconds_by_step(steps_table)
     chosen = slowest.iloc[_spread_evenly(len(slowest), MAX_CURVE_POINTS)]
     losses = steps_table[["step", "loss"]].dropna().drop_duplicates("step")
     loss_by_step = dict(zip(losses["step"].tolist(), losses["loss"].tolist(), strict=True))
@@ -217,7 +217,7 @@ def _step_curves(steps_table: pd.DataFrame) -> dict[str, list[Any]]:
 
 def _phase_ms(frames: Frames, key: str) -> dict[str, float]:
     """Return mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
-    means = 1e3 * steps.warm_phase_seconds(frames, key).drop(columns="step").mean()
+    means = 1e3 * steps.warm_phase_seconds_rank_mean(frames, key).drop(columns="step").mean()
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.frames import Frames
-from analysis.records.steps import BLOCKS, LAUNCHES, are_blocks_units, warm_steps
+from analysis.records.steps import BLOCKS, LAUNCHES, is_replicated_by_block, warm_steps
 from analysis.stats import UNBOUNDED, Estimate, estimate_mean
 
 PHASES_BY_CAUSE = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
@@ -62,7 +62,7 @@ def explained_percent(
     whole = units[list(of)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
-    sample_kind = BLOCKS if are_blocks_units(frames, keys) else LAUNCHES
+    sample_kind = BLOCKS if is_replicated_by_block(frames, keys) else LAUNCHES
     return estimate_mean(100 * (share + deviations.to_numpy()), UNBOUNDED, sample_kind, 100 * share)
 
 
@@ -86,7 +86,7 @@ def _lateness_tables(frames: Frames, keys: Sequence[str]) -> dict[str, pd.DataFr
 
 def _unit_means(frames: Frames, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return means over blocks or launches, a row each."""
-    by_block = are_blocks_units(frames, list(tables))
+    by_block = is_replicated_by_block(frames, list(tables))
     means = []
     for key, table in tables.items():
         block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()

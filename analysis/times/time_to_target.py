@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.records.frames import Frames, find_diverged_keys, note_read_keys
+from analysis.records.frames import Frames, find_diverged_keys, note_read_run_keys
 from analysis.stats import POSITIVE, Estimate, estimate_mean
 
 
@@ -48,7 +48,7 @@ def crossing_by_seed(
     """
     if not keys:
         return {}
-    note_read_keys(keys)
+    note_read_run_keys(keys)
     seeds = frames.runs.set_index("key")["seed"]
     epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
     diverged = find_diverged_keys(frames)

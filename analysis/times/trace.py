@@ -114,7 +114,7 @@ def _slice_events(slices: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
             name = f"{variant} step {row['step']}".strip()
             args |= {fact: row[fact] for fact in STEP_FACTS if math.isfinite(row[fact])}
         else:
-            name = phases.find_phase(row["phase"]).label
+            name = phases.find_phase_or_default(row["phase"]).label
         yield {
             "name": name,
             "cat": "step" if is_step else "phase",

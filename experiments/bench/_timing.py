@@ -12,17 +12,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from analysis.records.store import utc_now
+from analysis.records.store import utc_timestamp
 from experiments.bench import Device
 from experiments.bench._runner import Record
 from experiments.config import code_version
 from experiments.worker.cores import cpu_model
-from experiments.worker.memory import free_bytes
+from experiments.worker.memory import free_memory_bytes
 from experiments.worker.provenance import collect_provenance
 from sparsify.core import host_sync
 
 Call = Callable[[], object]
-TimesByTurn = dict[int, float]  # turn -> ms
+MsByTurn = dict[int, float]  # turn -> ms
 DEFAULT_REPEATS = {"cpu": 11, "cuda": 50}
 CAPTURE_WARM_UP = 3  # calls before a capture: the first allocate, and compile
 USABLE_SHARE = 0.9  # of the free memory
@@ -31,7 +31,7 @@ PUBLIC_PROVENANCE = (
 )  # fmt: skip
 
 
-def choose_device(kind: Device | None, threads: int | None = None) -> torch.device:
+def choose_device_and_set_threads(kind: Device | None, threads: int | None = None) -> torch.device:
     """Return the device of this kind, by default a GPU where there is one, and set the number of CPU threads.
 
     Raises:
@@ -46,19 +46,19 @@ def choose_device(kind: Device | None, threads: int | None = None) -> torch.devi
     return torch.device("cpu")
 
 
-def describe_workers(workers: str) -> Record:
+def describe_single_thread_workers(workers: str) -> Record:
     """Return the description of CPU workers of one thread each, named by the CPU and these words."""
-    machine = describe_machine(torch.device("cpu"), threads=1)
+    machine = describe_machine_and_code(torch.device("cpu"), threads=1)
     return machine | {"name": f"{machine['cpu']}, {workers}"}
 
 
-def describe_machine(device: torch.device, threads: int | None = None) -> Record:
+def describe_machine_and_code(device: torch.device, threads: int | None = None) -> Record:
     """Return what records say of the machine and the code, without the host's name."""
     cuda = device.type == "cuda"
     threads = threads or torch.get_num_threads()
     facts = collect_provenance("", "", device)
     return {
-        "at": utc_now(),
+        "at": utc_timestamp(),
         "device": device.type,
         "name": torch.cuda.get_device_name(device) if cuda else f"{cpu_model()}, {threads} threads",
         "cpu": cpu_model(),
@@ -71,7 +71,7 @@ def describe_machine(device: torch.device, threads: int | None = None) -> Record
 
 def explain_lack_of_memory(needed_bytes: float, device: torch.device, reserved_bytes: float = 0.0) -> str:
     """Return why so many bytes do not fit into the free memory; empty where they do."""
-    free = USABLE_SHARE * free_bytes(device) - reserved_bytes
+    free = USABLE_SHARE * free_memory_bytes(device) - reserved_bytes
     if needed_bytes <= free:
         return ""
     return f"needs {needed_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
@@ -88,7 +88,7 @@ def garbage_collection_paused() -> Iterator[None]:
         gc.enable()
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise_if_cuda(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -101,8 +101,8 @@ class TimedCall(NamedTuple):
     cpu_ms: float | None = None  # of all threads of this process; None where the device's time was taken
 
 
-class Clock:
-    """A clock that takes the time of each call.
+class CallTimer:
+    """A timer that keeps the time of each call until it is read.
 
     On a GPU the time lies between two events, which are read at the end of a repetition. Otherwise it is the
     host's wall clock, with the CPU time of all threads of this process.
@@ -120,7 +120,7 @@ class Clock:
         self.events = list[tuple[str, Any, Any]]()
 
     @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
+    def time_block(self, name: str) -> Iterator[None]:
         """Take the time of the block under this name."""
         if self.uses_events:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -130,17 +130,17 @@ class Clock:
             self.events.append((name, before, after))
             return
         if self.host:
-            synchronise(self.device)
+            synchronise_if_cuda(self.device)
         cpu_start = time.process_time()
         wall_start = time.perf_counter()
         yield
         if self.host == "wall":
-            synchronise(self.device)
+            synchronise_if_cuda(self.device)
         wall_s = time.perf_counter() - wall_start
         cpu_s = time.process_time() - cpu_start
         self.timed_calls.append(TimedCall(name, 1e3 * wall_s, 1e3 * cpu_s))
 
-    def read(self) -> list[TimedCall]:
+    def read_and_clear(self) -> list[TimedCall]:
         """Return the calls since the last reading, and forget them."""
         if self.events:
             torch.cuda.synchronize()
@@ -151,16 +151,16 @@ class Clock:
         return timed_calls
 
 
-class TurnTimes(NamedTuple):
+class CallTimesByTurn(NamedTuple):
     """Milliseconds of each call in each turn, by the call's name."""
 
-    wall_ms: dict[str, TimesByTurn]
-    cpu_ms: dict[str, TimesByTurn]  # empty where the device's time was taken
+    wall_ms: dict[str, MsByTurn]
+    cpu_ms: dict[str, MsByTurn]  # empty where the device's time was taken
 
 
-def time_in_turns(
+def time_calls_in_turns(
     calls: Mapping[str, Call],
-    clock: Clock,
+    clock: CallTimer,
     turns: int,
     *,
     prepare: Callable[[str], object] = lambda name: None,
@@ -170,7 +170,7 @@ def time_in_turns(
     min_turns: int = 0,
     seconds: float = math.inf,
     seed: int = 0,
-) -> TurnTimes:
+) -> CallTimesByTurn:
     """Time all calls side by side. Each turn makes every call once, in a random order.
 
     Args:
@@ -182,7 +182,7 @@ def time_in_turns(
         seconds: after which no turn begins.
     """
     groups = [[name] for name in calls] if groups is None else groups
-    times = TurnTimes({name: {} for name in calls}, {name: {} for name in calls})
+    times = CallTimesByTurn({name: {} for name in calls}, {name: {} for name in calls})
     order = random.Random(seed)
     start = time.perf_counter()
     turn = -warm_up
@@ -192,9 +192,9 @@ def time_in_turns(
             for group in order.sample(groups, len(groups)):
                 for name in order.sample(group, len(group)):
                     prepare(name)
-                    with clock.timing(name):
+                    with clock.time_block(name):
                         calls[name]()
-            for name, wall_ms, cpu_ms in clock.read():
+            for name, wall_ms, cpu_ms in clock.read_and_clear():
                 if turn >= 0:
                     times.wall_ms[name][turn] = wall_ms
                     if cpu_ms is not None:
@@ -207,7 +207,7 @@ class HostWaitError(Exception):
     """A call waits for the device, so that no CUDA graph can be captured from it."""
 
 
-def capture_graph(call: Call) -> Call:
+def capture_cuda_graph(call: Call) -> Call:
     """Return the replay of a CUDA graph of the call, whose time leaves out all launches by the host.
 
     Raises:

@@ -25,17 +25,17 @@ from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from analysis.pictures.numbers import format_with_interval
-from analysis.records.files import read_json_or_none, write_atomic, write_json
-from analysis.records.store import utc_now
+from analysis.records.files import try_read_json_object, write_atomic, write_json
+from analysis.records.store import utc_timestamp
 from analysis.stats import Estimate
 from experiments.bench._pages import render_template
-from experiments.bench._runner import Record, check_names
+from experiments.bench._runner import Record, check_known_names
 from experiments.bench._targets import Target
 from experiments.config import code_version, dataset_files
 from experiments.config.folders import ROOT, ResultFolders
-from experiments.launch.local import EndSignals
+from experiments.launch.local import EndSignalHandler
 from slurm import environment, gpus
-from slurm.worker_process import open_lifeline, prepare_child_process
+from slurm.worker_process import die_with_parent_and_block_signals, open_lifeline_pipe
 
 REHEARSAL = "rehearsal-cpu"
 REHEARSAL_LIMIT_MIN = 5.0  # of a part, on two idle cores
@@ -74,7 +74,7 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     needs_cifar10: bool = False  # offline, nothing can be downloaded in a GPU's minutes
     targets: tuple[GpuTarget, ...] = ()
 
-    def rehearse(self) -> GpuPart:
+    def as_rehearsal(self) -> GpuPart:
         """Return the part at toy size."""
         return replace(
             self, command=self.rehearsal, expected_min=self.rehearsal_min, limit_min=REHEARSAL_LIMIT_MIN,
@@ -82,7 +82,7 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         )  # fmt: skip
 
     @property
-    def command_words(self) -> list[str]:
+    def process_command(self) -> list[str]:
         """The command of the process."""
         words = shlex.split(self.command)
         module = words if words[0].startswith("-") else ["-m", "experiments", *words]
@@ -91,9 +91,9 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def command_text(self) -> str:
         """The command, with a short name for this Python."""
-        return shlex.join("python" if word == sys.executable else word for word in self.command_words)
+        return shlex.join("python" if word == sys.executable else word for word in self.process_command)
 
-    def explain_missing(self) -> str:
+    def explain_missing_requirement(self) -> str:
         """Return why the part can't be run here; empty where it can."""
         for name in self.packages:
             if not find_spec(name):
@@ -131,12 +131,13 @@ def gpu_first(
         parts: names of parts to run, with commas; by default all.
         device: cuda, or cpu for a rehearsal at toy size.
     """
-    if unknown := [word for word in settings if word != DEVICE]:
+    unknown = [word for word in settings if word != DEVICE]
+    if unknown:
         raise ValueError(f"gpu-first takes {DEVICE}, and no {unknown[0]}")
     is_rehearsal = device == "cpu" or bool(settings)
     chosen = parts.split(",") if parts else []
-    check_names("part", chosen, [part.name for part in PARTS])
-    all_parts = [part.rehearse() if is_rehearsal else part for part in PARTS]
+    check_known_names("part", chosen, [part.name for part in PARTS])
+    all_parts = [part.as_rehearsal() if is_rehearsal else part for part in PARTS]
     if plan:
         planned = [part for part in all_parts if not chosen or part.name in chosen]
         total_min = sum(part.expected_min for part in planned)
@@ -154,7 +155,7 @@ def gpu_first(
     return GpuSession(all_parts, devices[0], folder, variables, chosen, is_rehearsal)
 
 
-class PartEnd(NamedTuple):
+class ProcessEnd(NamedTuple):
     """The end of a part's process."""
 
     exit_code: int | None  # negative for a signal; None if it was told to end
@@ -190,13 +191,13 @@ class GpuSession:
         for part in self.all_parts:
             if was_interrupted or (self.chosen and part.name not in self.chosen):
                 continue
-            record = read_json_or_none(self.record_path(part.name))
+            record = try_read_json_object(self.record_path(part.name))
             if record is None or force or not self.is_settled(part, record):
                 limit_s = min(60 * part.limit_min, deadline_s - time.monotonic() - self.grace_s)
                 needed_s = 60 * part.expected_min
                 if part.is_resumable:
                     needed_s = min(needed_s, MIN_S_OF_RESUMABLE_PART)
-                if limit_s < needed_s and not part.explain_missing():
+                if limit_s < needed_s and not part.explain_missing_requirement():
                     print(
                         f"{part.name}: waits for the next call, for it takes about {part.expected_min:g} min"
                     )
@@ -204,23 +205,23 @@ class GpuSession:
                 record = self.run_part(part, limit_s, record)
                 write_json(self.record_path(part.name), record)
                 was_interrupted = record["why"] == TOLD_TO_END
-            print(describe_record(record), flush=True)
-        records = self.read_records()
-        summary = summarise(records, self.all_parts, self.device_name, self.is_rehearsal)
+            print(describe_outcome(record), flush=True)
+        records = self.read_record_by_part()
+        summary = render_summary(records, self.all_parts, self.device_name, self.is_rehearsal)
         write_atomic(self.folder / "summary.md", summary)
         print(f"\n{self.folder}\n\n{summary}")
         if ship:
-            self.ship(records, summary)
+            self.ship_records(records, summary)
         if was_interrupted:
             raise KeyboardInterrupt
-        return 1 if has_failed(records, self.all_parts) else 0
+        return 1 if has_any_failed(records, self.all_parts) else 0
 
     def record_path(self, part: str) -> Path:
         return self.folder / f"{part}.json"
 
-    def read_records(self) -> dict[str, Record]:
+    def read_record_by_part(self) -> dict[str, Record]:
         """Return the newest record of each part that has one, by its name."""
-        records = {part.name: read_json_or_none(self.record_path(part.name)) for part in self.all_parts}
+        records = {part.name: try_read_json_object(self.record_path(part.name)) for part in self.all_parts}
         return {name: record for name, record in records.items() if record is not None}
 
     def is_settled(self, part: GpuPart, record: Record) -> bool:
@@ -238,19 +239,20 @@ class GpuSession:
             earlier: its last record.
         """
         record: Record = {
-            "part": part.name, "at": utc_now(), "name": self.device_name,
+            "part": part.name, "at": utc_timestamp(), "name": self.device_name,
             "device": "cpu" if self.is_rehearsal else "cuda", "code": code_version.code_digest(),
-            **code_version.git_state(), "state": "skipped", "why": part.explain_missing(), "seconds": 0.0,
-            "spent_s": 0.0, "reused": False, "found": {},
+            **code_version.git_state(), "state": "skipped",
+            "why": part.explain_missing_requirement(), "seconds": 0.0, "spent_s": 0.0,
+            "reused": False, "found": {},
         }  # fmt: skip
         if record["why"]:
             return record
         log = self.folder / f"{part.name}.log"
         start_s = time.monotonic()
         print(f"{part.name}: {part.shows}\n  {part.command_text}", file=sys.stderr, flush=True)
-        end = self.run_process(part.command_words, log, limit_s)
+        end = self.run_process(part.process_command, log, limit_s)
         seconds = time.monotonic() - start_s
-        state, why = explain_end(part, end, limit_s)
+        state, why = end_state_and_reason(part, end, limit_s)
         earlier_s = earlier["spent_s"] if earlier and earlier["state"] != "ok" else 0.0
         lines = log.read_text(errors="replace").splitlines()
         return (
@@ -263,29 +265,29 @@ class GpuSession:
                 "exit": end.exit_code,
                 # Its run was measured before it began, so its seconds say nothing.
                 "reused": any(REUSED in line for line in lines),
-                "found": find_last_object(lines),
+                "found": find_last_json_object(lines),
                 "tail": "" if state == "ok" else "\n".join(lines[-TAIL_LINES:]),
                 "log": log.name,
             }
         )
 
-    def run_process(self, command: Sequence[str], log: Path, limit_s: float) -> PartEnd:
+    def run_process(self, command: Sequence[str], log: Path, limit_s: float) -> ProcessEnd:
         """Run a command with its output in `log`, until it ends, its limit is reached or a signal comes.
 
         It leads a process group of its own, so that nothing of it is left behind; and on Linux it ends with
         this process, whatever ends that.
         """
         deadline_s = time.monotonic() + limit_s
-        with EndSignals() as signals, log.open("wb") as output:
+        with EndSignalHandler() as signals, log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=self.variables,
-                stdin=open_lifeline(),
+                stdin=open_lifeline_pipe(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=partial(prepare_child_process, os.getpid(), ()),
+                preexec_fn=partial(die_with_parent_and_block_signals, os.getpid(), ()),
             )
             try:
                 is_over = False
@@ -301,9 +303,9 @@ class GpuSession:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return PartEnd(exit_code, signals.was_received)
+        return ProcessEnd(exit_code, signals.was_received)
 
-    def ship(self, records: Mapping[str, Record], summary: str) -> None:
+    def ship_records(self, records: Mapping[str, Record], summary: str) -> None:
         """Copy records and summary into results/shipped; the output of commands may name this machine."""
         folder = ResultFolders().shipped / "gpu-first" / self.folder.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,7 +315,7 @@ class GpuSession:
         print(f"shipped {folder}")
 
 
-def explain_end(part: GpuPart, end: PartEnd, limit_s: float) -> tuple[str, str]:
+def end_state_and_reason(part: GpuPart, end: ProcessEnd, limit_s: float) -> tuple[str, str]:
     """Return the state of a part whose process has ended, and the reason."""
     if end.exit_code == 0:
         return "ok", ""
@@ -327,7 +329,7 @@ def explain_end(part: GpuPart, end: PartEnd, limit_s: float) -> tuple[str, str]:
     return "too long", f"it was ended at its limit of {part.limit_min:g} min"
 
 
-def describe_record(record: Record) -> str:
+def describe_outcome(record: Record) -> str:
     """Return the outcome of a part, as it is printed."""
     why = f": {record['why']}" if record["why"] else ""
     hint = f"; --parts {record['part']} tries again" if record["state"] in FAILURES else ""
@@ -335,11 +337,12 @@ def describe_record(record: Record) -> str:
     return f"{record['part']}: {record['state']}{why}{hint}{seconds}\n{record.get('tail', '')}".strip()
 
 
-def find_last_object(lines: Sequence[str]) -> Record:
+def find_last_json_object(lines: Sequence[str]) -> Record:
     """Return the JSON object that was printed last, as every benchmark does; empty where there is none."""
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
-            if line.startswith("{") and isinstance(content := json.loads(line), dict):
+            content = json.loads(line)
+            if isinstance(content, dict):
                 return content
     return {}
 
@@ -364,7 +367,7 @@ def judge_target(target: GpuTarget, part: str, record: Record | None) -> TargetO
     if record["state"] != "ok":
         return TargetOutcome(target, None, None, f"{part}: {record['state']}: {record['why']}")
     minutes = {} if record["reused"] else {"minutes": record["spent_s"] / 60}
-    value = target.find(minutes | record["found"])
+    value = target.find_number(minutes | record["found"])
     if value is None:
         reason = "had measured its run before" if record["reused"] else "did not say it"
         return TargetOutcome(target, None, None, f"{part} {reason}")
@@ -373,7 +376,7 @@ def judge_target(target: GpuTarget, part: str, record: Record | None) -> TargetO
     return TargetOutcome(target, value, target.is_met(value))
 
 
-def summarise(
+def render_summary(
     records: Mapping[str, Record], parts: Sequence[GpuPart], device_name: str, is_rehearsal: bool
 ) -> str:
     """Return the results of the parts and their targets, as Markdown."""
@@ -388,7 +391,7 @@ def summarise(
     )  # fmt: skip
 
 
-def has_failed(records: Mapping[str, Record], parts: Sequence[GpuPart]) -> bool:
+def has_any_failed(records: Mapping[str, Record], parts: Sequence[GpuPart]) -> bool:
     """Tell whether a part failed, missed a target, or ended well without the number of a target."""
     for part in parts:
         record = records.get(part.name)

@@ -12,12 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from analysis.records.files import write_atomic
 from analysis.tables import Table
-from experiments.bench._runner import Benchmark, Record, format_row, summarise_spread
+from experiments.bench._runner import Benchmark, Record, format_table_row, summarise_median_and_range
 from experiments.bench._targets import to_estimate
-from experiments.bench._timing import describe_machine
+from experiments.bench._timing import describe_machine_and_code
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import plan_runs
+from experiments.config.plan import plan_runs_with_data
 from experiments.training.loop import Trainer
 from experiments.worker.build import RunComponents, build_run, prepare_device
 from slurm.environment import WorkerPlace
@@ -47,7 +47,7 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
         settings: of the run, as `run` takes them.
         iterations: number of iterations that are counted.
     """
-    (planned,) = plan_runs([compose.resolve([*settings, "cluster=virtual"])], print)
+    (planned,) = plan_runs_with_data([compose.resolve([*settings, "cluster=virtual"])], print)
     config = planned.config
     device = prepare_device(config, WorkerPlace(0, 1, 0))
     task = config["task"]
@@ -58,8 +58,8 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
 
     def measure(case: Record) -> list[Record]:
         run = build_run(config, planned.data_root, device)
-        phases = measure_phases(run, iterations)
-        iteration_ms = measure_iteration_ms(run, iterations)
+        phases = measure_serialised_phases(run, iterations)
+        iteration_ms = measure_production_iteration_ms(run, iterations)
         folder = ResultFolders().results / "bench" / "iterations"
         stem = f"{case['task']}-{case['method']}-{case['select']}-{device.type}-{case['precision']}"
         print(f"{profile_iteration(run, folder, stem)}\n{folder / stem}")
@@ -77,10 +77,12 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
             "an iteration of all workers took {simulating} times their FP, BP and compression (n = "
             "{simulating[n]})"
         )
-        return f"{Table.from_rows('', cells, {'time': 'ms'}).to_markdown()}\n{format_row(sentence, row)}"
+        return (
+            f"{Table.from_rows('', cells, {'time': 'ms'}).to_markdown()}\n{format_table_row(sentence, row)}"
+        )
 
     return Benchmark(
-        machine=describe_machine(device),
+        machine=describe_machine_and_code(device),
         description=", ".join(f"{name}={value}" for name, value in case.items()),
         cases=[case],
         settings={"iterations": iterations, "words": [*settings]},
@@ -90,17 +92,19 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
     )
 
 
-class StepsInMemory(list[Record]):
-    """A log of one rank that keeps the steps."""
+class InMemoryStepLog(list[Record]):
+    """A step log of one rank: a list of its steps, without a file."""
 
-    def add(self, kind: str, **values: Any) -> None:
+    def add_line(self, kind: str, **values: Any) -> None:
         if kind == "step":
             self.append(values)
 
     def flush(self) -> None: ...
 
 
-def train(run: RunComponents, mode: str, steps: int, on_step: Callable[[int], None]) -> list[list[Record]]:
+def train_in_timing_mode(
+    run: RunComponents, mode: str, steps: int, on_step: Callable[[int], None]
+) -> list[list[Record]]:
     """Train in this timing mode without validation, and return the steps of every rank.
 
     Args:
@@ -110,7 +114,7 @@ def train(run: RunComponents, mode: str, steps: int, on_step: Callable[[int], No
     settings = run.settings._replace(num_steps=steps, train=train_settings)
 
     def train_rank(comm: virtual.VirtualComm) -> list[Record]:
-        log = StepsInMemory()
+        log = InMemoryStepLog()
         trainer = Trainer(run.task, run.data, run.method, comm, run.make_timer(mode, comm), log, settings)
         trainer.run(on_step if comm.rank == 0 else (lambda step: None))
         return log
@@ -118,7 +122,7 @@ def train(run: RunComponents, mode: str, steps: int, on_step: Callable[[int], No
     return virtual.run(run.config.workers, train_rank, *run.virtual_run_arguments(mode))
 
 
-def measure_phases(run: RunComponents, iterations: int) -> Record:
+def measure_serialised_phases(run: RunComponents, iterations: int) -> Record:
     """Measure steps in mode serialised.
 
     Returns milliseconds of each phase per rank and step; compression as a percentage of FP + BP; and an
@@ -126,32 +130,33 @@ def measure_phases(run: RunComponents, iterations: int) -> Record:
     """
     # The ends of rank 0's steps, between two of which each worker computes as much as in a step.
     ends_s = list[float]()
-    ranks = train(
+    ranks = train_in_timing_mode(
         run, "serialised", WARM_UP_STEPS + iterations, lambda step: ends_s.append(time.perf_counter())
     )
     phases_by_iteration = [
         [step["phases"] for step in steps] for steps in zip(*ranks, strict=True)
     ][WARM_UP_STEPS:]  # fmt: skip
-    all_phases = [phases for of_ranks in phases_by_iteration for phases in of_ranks]
+    all_phases = [phases for phases_of_ranks in phases_by_iteration for phases in phases_of_ranks]
     names = dict.fromkeys(name for phases in all_phases for name in phases)
     shares = [
         100 * phases.get("select", 0.0) / (phases["forward"] + phases["backward"]) for phases in all_phases
     ]
     ratios = list[float]()
     durations_s = [end - start for start, end in pairwise(ends_s[WARM_UP_STEPS - 1 :])]
-    for duration_s, of_ranks in zip(durations_s, phases_by_iteration, strict=True):
-        computing_s = sum(phases.get(name, 0.0) for phases in of_ranks for name in COMPUTING_PHASES)
+    for duration_s, phases_of_ranks in zip(durations_s, phases_by_iteration, strict=True):
+        computing_s = sum(phases.get(name, 0.0) for phases in phases_of_ranks for name in COMPUTING_PHASES)
         ratios.append(duration_s / computing_s)
     return {
         "phases_ms": {
-            name: summarise_spread([1e3 * phases.get(name, 0.0) for phases in all_phases]) for name in names
+            name: summarise_median_and_range([1e3 * phases.get(name, 0.0) for phases in all_phases])
+            for name in names
         },
-        "compression_percent": summarise_spread(shares),
-        "simulating": summarise_spread(ratios),
+        "compression_percent": summarise_median_and_range(shares),
+        "simulating": summarise_median_and_range(ratios),
     }
 
 
-def measure_iteration_ms(run: RunComponents, iterations: int) -> Record:
+def measure_production_iteration_ms(run: RunComponents, iterations: int) -> Record:
     """Measure the time of all workers, one after the other, in mode production on the host's clock.
 
     Samples are means of windows, at whose ends alone the host waits for the device.
@@ -161,11 +166,11 @@ def measure_iteration_ms(run: RunComponents, iterations: int) -> Record:
 
     def on_step(step: int) -> None:
         if step >= WARM_UP_STEPS and (step - WARM_UP_STEPS) % window == 0:
-            run.synchronize()
+            run.synchronize_device()
             ends_s.append(time.perf_counter())
 
-    train(run, "production", WARM_UP_STEPS + iterations, on_step)
-    return summarise_spread([1e3 * (end - start) / window for start, end in pairwise(ends_s)])
+    train_in_timing_mode(run, "production", WARM_UP_STEPS + iterations, on_step)
+    return summarise_median_and_range([1e3 * (end - start) / window for start, end in pairwise(ends_s)])
 
 
 def profile_iteration(run: RunComponents, folder: Path, stem: str) -> str:
@@ -178,13 +183,13 @@ def profile_iteration(run: RunComponents, folder: Path, stem: str) -> str:
 
     def on_step(step: int) -> None:
         if step == WARM_UP_STEPS:
-            run.synchronize()
+            run.synchronize_device()
             profiler.start()
         if step == WARM_UP_STEPS + 1:
-            run.synchronize()
+            run.synchronize_device()
             profiler.stop()
 
-    train(
+    train_in_timing_mode(
         run, "production", WARM_UP_STEPS + 2, on_step
     )  # one more: the other ranks' steps end after rank 0's
     sort_by = "self_device_time_total" if is_cuda else "self_cpu_time_total"

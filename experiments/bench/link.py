@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from analysis.records.files import read_json_or_none, write_atomic, write_json
-from analysis.records.store import utc_now
+from analysis.records.files import try_read_json_object, write_atomic, write_json
+from analysis.records.store import utc_timestamp
 from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.bench._runner import (
@@ -31,13 +31,17 @@ from experiments.bench._runner import (
     Record,
     is_measured_by_this_code,
 )
-from experiments.bench._timing import describe_machine, synchronise
+from experiments.bench._timing import describe_machine_and_code, synchronise_if_cuda
 from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import acquire_emulation_lock_or_refuse, emulation_request, start_network
+from experiments.launch.local import (
+    acquire_emulation_lock_or_raise,
+    emulation_request,
+    start_network_if_emulated,
+)
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fit_alpha_beta, ping_pong
@@ -85,29 +89,29 @@ def link(
         largest: size of the largest message, in bytes.
         name: name of a link file to write with the joint fit, conf/local/link/NAME.yaml, for link=NAME.
     """
-    config = compose_config(settings)
+    config = compose_link_config(settings)
     if name and not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"--name {name}: take small letters, digits and _, a letter first, as in office_10g")
     if name and (ROOT / "conf" / "link" / f"{name}.yaml").exists():
         raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
-    sizes = message_sizes(largest)
+    sizes = list_message_bytes(largest)
     group = environment.find_launcher_group()
     if group:
         rows = measure_as_worker(config, group, sizes, repeats)
         if group.place.rank:
             return 0
     cluster = config["cluster"]
-    machine = describe_machine(torch.device(config["device"]))
+    machine = describe_machine_and_code(torch.device(config["device"]))
     case = {"cluster": cluster["name"], "link": cluster["link"]["name"], "workers": config["workers"]}
     place = f"{case['cluster']}, link={case['link']}, {case['workers']} workers on {machine['cpu']}"
 
     def summarise(rows: list[Record]) -> Record:
         """Print the fits, and write the link file that was asked for."""
-        fits = fit_by_kind(rows)
+        fits = fit_each_kind_and_joint(rows)
         print(f"\n{format_fits(fits)}")
         if name:
             print(f"wrote {write_link_file(name, fits[JOINT], place)}: say link={name}")
-        return case | {"fits": {kind: fit.to_dict() for kind, fit in fits.items()}}
+        return case | {"fits": {kind: fit.to_json_record() for kind, fit in fits.items()}}
 
     return Benchmark(
         machine=machine,
@@ -121,7 +125,7 @@ def link(
     )
 
 
-def compose_config(settings: Sequence[str]) -> Config:
+def compose_link_config(settings: Sequence[str]) -> Config:
     """Return the config of these settings, on loopback unless they say another cluster or link.
 
     Raises:
@@ -141,9 +145,9 @@ def compose_config(settings: Sequence[str]) -> Config:
     return config
 
 
-def message_sizes(largest: int) -> list[int]:
+def list_message_bytes(largest_bytes: int) -> list[int]:
     """Return the bytes of the messages, from small to at most the largest; one at least."""
-    steps = math.floor(math.log(max(largest, SMALLEST_BYTES) / SMALLEST_BYTES, SIZE_FACTOR) + 1e-9)
+    steps = math.floor(math.log(max(largest_bytes, SMALLEST_BYTES) / SMALLEST_BYTES, SIZE_FACTOR) + 1e-9)
     return [SMALLEST_BYTES * SIZE_FACTOR**step for step in range(steps + 1)]
 
 
@@ -151,11 +155,11 @@ def measure_as_worker(
     config: Config, group: environment.LauncherGroup, sizes: list[int], repeats: int
 ) -> list[Record]:
     """Return the rows of workers that a launcher has started; this process is one of them."""
-    worker_process.exit_with_parent()
+    worker_process.kill_self_when_parent_ends()
     device = prepare_device(config, group.place)
-    meeting_folder = ResultFolders().scratch / "joined" / environment.step_name()
-    comm = connect.join_launched_group(config, group, meeting_folder, device)
-    rows = measure(comm, config, device, sizes, repeats)
+    meeting_folder = ResultFolders().scratch / "joined" / environment.job_step_name()
+    comm = connect.join_external_group(config, group, meeting_folder, device)
+    rows = measure_messages(comm, config, device, sizes, repeats)
     comm.close()
     return rows
 
@@ -181,8 +185,8 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if emulation_request(planned):
-            stack.enter_context(acquire_emulation_lock_or_refuse())
-        network = start_network(planned)
+            stack.enter_context(acquire_emulation_lock_or_raise())
+        network = start_network_if_emulated(planned)
         orders = folder / "orders.json"
         write_json(orders, {
             "config": config.as_dict(), "sizes": sizes, "repeats": repeats,
@@ -199,29 +203,31 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
             last_lines = [lines[-1] for lines in logs if lines] or ["without a word"]
             raise ValueError(f"a worker failed: {last_lines[0]}")
-        report = read_json_or_none(folder / "report.json")
+        report = try_read_json_object(folder / "report.json")
         assert report is not None, "a worker that ended well has written it"
         return list(report["rows"])
 
 
-def main(orders_file: Path, folder: Path) -> int:
+def run_local_worker(orders_file: Path, folder: Path) -> int:
     """Run a worker that `measure_with_local_workers` started."""
-    worker_process.exit_when_stdin_closes()
+    worker_process.kill_self_when_stdin_closes()
     place = environment.worker_place()
-    orders = read_json_or_none(orders_file)
+    orders = try_read_json_object(orders_file)
     assert orders is not None, orders_file
     config = Config.from_record(orders["config"])
     device = prepare_device(config, place)
-    hardware.prepare_machine(config, place, device, orders["network"])
-    comm = connect.open_group(config, place, folder, True, None, device)
-    rows = measure(comm, config, device, orders["sizes"], orders["repeats"])
+    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders["network"])
+    comm = connect.join_group_via_folder(config, place, folder, True, None, device)
+    rows = measure_messages(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:
         write_json(folder / "report.json", {"rows": rows})
     comm.close()
     return 0
 
 
-def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], repeats: int) -> list[Record]:
+def measure_messages(
+    comm: Comm, config: Config, device: torch.device, sizes: list[int], repeats: int
+) -> list[Record]:
     """Measure messages of each kind and size, with their cost by `sparsify.cost`.
 
     Collective, with the same result on all workers. Seconds are means over the workers, which end together.
@@ -234,16 +240,16 @@ def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], 
     cases = list[ProbeCase]()
     for kind in KINDS:
         for size in sizes:
-            case = make_case(comm, kind, size, pair, device)
+            case = make_probe_case(comm, kind, size, pair, device)
             cases.append(case)
-            time_case(case, comm, device)  # connections are made, and memory is mapped
-            if time_case(case, comm, device) > MAX_DURATION_S:
+            time_case_s(case, comm, device)  # connections are made, and memory is mapped
+            if time_case_s(case, comm, device) > MAX_DURATION_S:
                 break
     samples = [list[float]() for _ in cases]
     order = random.Random(0)  # the same for all workers
     for _ in range(repeats):
         for index in order.sample(range(len(cases)), len(cases)):
-            samples[index].append(time_case(cases[index], comm, device))
+            samples[index].append(time_case_s(cases[index], comm, device))
     comm.barrier()
     return [
         {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": seconds}
@@ -251,7 +257,9 @@ def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], 
     ]
 
 
-def make_case(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device) -> ProbeCase:
+def make_probe_case(
+    comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device
+) -> ProbeCase:
     """Return one kind of message or collective at one size."""
     if kind != PING_PONG:
         return ProbeCase.create(comm, kind, size // comm.size, pair, device)._replace(size=size)
@@ -260,16 +268,16 @@ def make_case(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: t
     return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
-def time_case(case: ProbeCase, comm: Comm, device: torch.device) -> float:
+def time_case_s(case: ProbeCase, comm: Comm, device: torch.device) -> float:
     """Return the mean seconds of one repetition, which all workers begin together."""
     comm.barrier()
-    synchronise(device)
+    synchronise_if_cuda(device)
     start_s = time.perf_counter()
     case.run()
-    synchronise(device)
-    own_s = time.perf_counter() - start_s
+    synchronise_if_cuda(device)
+    duration_s = time.perf_counter() - start_s
     # A ping-pong's other worker is done once it has answered.
-    durations_s = gather_json(comm, own_s if case.kind != PING_PONG or comm.rank == 0 else None, device)
+    durations_s = gather_json(comm, duration_s if case.kind != PING_PONG or comm.rank == 0 else None, device)
     return statistics.fmean(duration_s for duration_s in durations_s if duration_s is not None)
 
 
@@ -280,7 +288,7 @@ class LinkFit(NamedTuple):
     beta_s_per_byte: Estimate
     residuals: list[float]  # fitted / measured - 1 of each size, in their order
 
-    def to_dict(self) -> Record:
+    def to_json_record(self) -> Record:
         """Return the numbers, each with the ends of its interval, and the residuals, for JSON."""
         return self._asdict() | {"alpha_s": self.alpha_s[:3], "beta_s_per_byte": self.beta_s_per_byte[:3]}
 
@@ -303,13 +311,13 @@ def fit_link(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]
     )
 
 
-def fit_by_kind(rows: Sequence[Record]) -> dict[str, LinkFit]:
+def fit_each_kind_and_joint(rows: Sequence[Record]) -> dict[str, LinkFit]:
     """Return a fit for each kind of message, and one for all of them together."""
     fits = dict[str, LinkFit]()
     for kind in (*dict.fromkeys(row["message"] for row in rows), JOINT):
-        of_kind = [row for row in rows if kind in (row["message"], JOINT)]
-        costs = [CollectiveCost(row["messages"], row["sent_bytes"]) for row in of_kind]
-        fits[kind] = fit_link(costs, [row["seconds"] for row in of_kind])
+        kind_rows = [row for row in rows if kind in (row["message"], JOINT)]
+        costs = [CollectiveCost(row["messages"], row["sent_bytes"]) for row in kind_rows]
+        fits[kind] = fit_link(costs, [row["seconds"] for row in kind_rows])
     return fits
 
 
@@ -332,9 +340,9 @@ def format_fits(fits: Mapping[str, LinkFit]) -> str:
 
 def format_residuals(rows: Sequence[Record]) -> str:
     """Return the median of each size, and how far both fits are from it, as Markdown."""
-    fits = fit_by_kind(rows)
+    fits = fit_each_kind_and_joint(rows)
     joint_errors = fits.pop(JOINT).residuals
-    own_errors = chain.from_iterable(
+    kind_errors = chain.from_iterable(
         fit.residuals for fit in fits.values()
     )  # rows of a kind follow each other
     cells = [
@@ -342,10 +350,10 @@ def format_residuals(rows: Sequence[Record]) -> str:
             "message": row["message"],
             "size": row["size"],
             "median": 1e3 * statistics.median(row["seconds"]),
-            "error of its own fit": 100 * own_error,
+            "error of its own fit": 100 * kind_error,
             "error of the joint fit": 100 * joint_error,
         }
-        for row, own_error, joint_error in zip(rows, own_errors, joint_errors, strict=True)
+        for row, kind_error, joint_error in zip(rows, kind_errors, joint_errors, strict=True)
     ]
     units = {"size": "bytes", "median": "ms", "error of its own fit": "%", "error of the joint fit": "%"}
     return Table.from_rows("", cells, units).to_markdown()
@@ -359,7 +367,7 @@ def write_link_file(name: str, fit: LinkFit, place: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = f"""\
 # @package cluster.link
-# Measured {utc_now()[:10]} by `make bench BENCH=link`: {place}.
+# Measured {utc_timestamp()[:10]} by `make bench BENCH=link`: {place}.
 # 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to {beta.high:.3g} s.
 alpha_s: {alpha.value:.4e}
 beta_s_per_byte: {beta.value:.4e}
@@ -369,4 +377,4 @@ beta_s_per_byte: {beta.value:.4e}
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(run_local_worker(Path(sys.argv[1]), Path(sys.argv[2])))

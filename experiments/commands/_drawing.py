@@ -15,11 +15,17 @@ from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, describe_scale_differences
 from analysis.pictures import captions, style, summary
 from analysis.records import parquet
-from analysis.records.files import DamagedFileError, read_json_or_none, read_struct, write_atomic, write_json
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.files import (
+    DamagedFileError,
+    read_struct_if_there,
+    try_read_json_object,
+    write_atomic,
+    write_json,
+)
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames, empty_frames, select_runs
 from analysis.records.process_pool import open_process_pool
-from analysis.records.schema import RunIndex
+from analysis.records.schema import RunIdList
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands._messages import iterate_with_progress, say
@@ -27,7 +33,7 @@ from experiments.commands._terminal import print_table
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.plan import describe_code_changes
 from experiments.figures.figure import PUBLISHED, Figure
-from experiments.launch.local import usable_cores
+from experiments.launch.local import count_usable_cores
 from sparsify.core.spec import BrokenFile
 
 OWN_RUNS = "this machine's runs"
@@ -61,21 +67,21 @@ class FigureRecords:
     notes: tuple[str, ...] = ()  # for whoever reads the figure
 
 
-def draw_own_runs(
+def draw_and_index_own_runs(
     figure: Figure, profile: str, runs: Sequence[str], folders: ResultFolders
 ) -> RenderedFigure:
-    """Draw a figure from this checkout's own runs, and store their ids, so that `redraw_all` finds them."""
-    frames, notes = load_newest_cached(folders.store, runs, folders.records)
+    """Draw a figure from this checkout's own runs, and store their ids, so that `redraw_recorded_figures` finds them."""
+    frames, notes = load_newest_attempts_cached(folders.store, runs, folders.records)
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
-    path = folders.index / f"{figure.stem(profile)}.json"
+    path = folders.index / f"{figure.file_stem(profile)}.json"
     index = {"runs": list(runs)}
-    if read_json_or_none(path) != index:
+    if try_read_json_object(path) != index:
         write_json(path, index)
     records = FigureRecords(frames, OWN_RUNS, tuple(notes))
-    is_current = is_up_to_date(figure, profile, folders)
-    rendered = render_figure(figure, profile, records, folders.figures, draws=not is_current)
+    is_current = is_picture_up_to_date(figure, profile, folders)
+    rendered = write_figure_files(figure, profile, records, folders.figures, draws=not is_current)
     return replace(
         rendered,
         summary=figure.summary_sentences(frames),
@@ -83,9 +89,9 @@ def draw_own_runs(
     )
 
 
-def picture_sources(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
+def picture_source_files(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
     """Return the files that a picture is drawn from: its records, and the code."""
-    index = folders.index / f"{figure.stem(profile)}.json"
+    index = folders.index / f"{figure.file_stem(profile)}.json"
     records = [index, *folders.store.root.glob("*/*/run.json")] if index.is_file() else []
     code = [
         Path(str(figure.module.__file__)),
@@ -95,20 +101,20 @@ def picture_sources(figure: Figure, profile: str, folders: ResultFolders) -> lis
     return [*records, *folders.shipped.glob("*.parquet"), *code]
 
 
-def is_up_to_date(figure: Figure, profile: str, folders: ResultFolders) -> bool:
+def is_picture_up_to_date(figure: Figure, profile: str, folders: ResultFolders) -> bool:
     """Tell whether a picture is newer than all files that it is drawn from, as make compares them."""
     try:
-        picture = folders.figures / f"{figure.stem(profile)}.svg"
+        picture = folders.figures / f"{figure.file_stem(profile)}.svg"
         if picture.is_symlink():
             return False
         written_ns = picture.stat().st_mtime_ns
-        sources = picture_sources(figure, profile, folders)
+        sources = picture_source_files(figure, profile, folders)
         return all(source.stat().st_mtime_ns <= written_ns for source in sources)
     except FileNotFoundError:
         return False
 
 
-def render_figure(
+def write_figure_files(
     figure: Figure, profile: str, records: FigureRecords, folder: Path, draws: bool = True
 ) -> RenderedFigure:
     """Write picture, tables, claims and page of a figure into a folder.
@@ -116,7 +122,7 @@ def render_figure(
     Args:
         draws: draw the picture; without it, the picture stays as it is.
     """
-    name = figure.stem(profile)
+    name = figure.file_stem(profile)
     frames = records.frames
     folder.mkdir(parents=True, exist_ok=True)
     if draws:
@@ -147,7 +153,7 @@ def _describe_scale(figure: Figure, frames: Frames) -> tuple[str, str]:
     return ": ".join(filter(None, ("Published facts", scale))), "published"
 
 
-def print_figure(rendered: RenderedFigure) -> None:
+def print_figure_results(rendered: RenderedFigure) -> None:
     """Print a figure's tables, verdicts and summary, and where its picture is."""
     for table in rendered.tables:
         print_table(table)
@@ -171,7 +177,9 @@ def load_readable_figures() -> list[Figure]:
     return readable
 
 
-def redraw_all(folders: ResultFolders, every_figure: Sequence[Figure]) -> tuple[list[RenderedFigure], bool]:
+def redraw_recorded_figures(
+    folders: ResultFolders, every_figure: Sequence[Figure]
+) -> tuple[list[RenderedFigure], bool]:
     """Draw all profiles of these figures for which complete records are stored.
 
     Returns:
@@ -179,7 +187,7 @@ def redraw_all(folders: ResultFolders, every_figure: Sequence[Figure]) -> tuple[
     """
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     pictures = [(figure, profile) for figure in every_figure for profile in figure.profiles]
-    records = (_return_os_error(find_records, *picture, folders, shipped) for picture in pictures)
+    records = (_return_os_error(find_figure_records, *picture, folders, shipped) for picture in pictures)
     results = draw_in_parallel(pictures, records, folders.figures)
     drawn = list[RenderedFigure]()
     are_all_written = True
@@ -203,18 +211,18 @@ def draw_in_parallel(
         records: of each figure. None and errors are yielded as they are.
     """
     calls = (
-        partial(_try_render_figure, *picture, figure_records, folder)
+        partial(_try_write_figure, *picture, figure_records, folder)
         for picture, figure_records in zip(pictures, records, strict=True)
     )
     return call_in_parallel(calls, len(pictures))
 
 
-def _try_render_figure(
+def _try_write_figure(
     figure: Figure, profile: str, records: FigureRecords | OSError | None, folder: Path
 ) -> RenderedFigure | OSError | None:
     if not isinstance(records, FigureRecords):
         return records
-    return _return_os_error(render_figure, figure, profile, records, folder)
+    return _return_os_error(write_figure_files, figure, profile, records, folder)
 
 
 def call_in_parallel(calls: Iterable[Callable[[], T]], num_figures: int) -> Iterator[T]:
@@ -224,7 +232,7 @@ def call_in_parallel(calls: Iterable[Callable[[], T]], num_figures: int) -> Iter
         calls: taken one by one when their turn comes, for the records of all may not fit into memory.
         num_figures: the number of calls.
     """
-    processes = min(usable_cores(), MAX_PROCESSES, num_figures // FIGURES_PER_PROCESS)
+    processes = min(count_usable_cores(), MAX_PROCESSES, num_figures // FIGURES_PER_PROCESS)
     if processes < 2:
         yield from (call() for call in calls)
         return
@@ -261,38 +269,38 @@ def _return_os_error(function: Callable[..., T], *arguments: Any) -> T | OSError
         return error
 
 
-def find_records(
+def find_figure_records(
     figure: Figure, profile: str, folders: ResultFolders, shipped: Frames
 ) -> FigureRecords | None:
     """Return the records of a figure, this checkout's first; None where no source has all of its runs."""
-    path = folders.index / f"{figure.stem(profile)}.json"
-    index = read_or_report_damage(lambda: read_struct(path, RunIndex))
+    path = folders.index / f"{figure.file_stem(profile)}.json"
+    index = read_or_report_damage(lambda: read_struct_if_there(path, RunIdList))
     if index:
-        frames, notes = load_newest_cached(folders.store, index.runs, folders.records)
+        frames, notes = load_newest_attempts_cached(folders.store, index.runs, folders.records)
         for note in notes:
             say(note)
         missing = set(index.runs) - set(frames.runs["run_id"])
         if not missing:
-            attempts = filter(None, map(folders.store.find_newest_valid, index.runs))
+            attempts = filter(None, map(folders.store.find_newest_valid_of_run, index.runs))
             return FigureRecords(frames, OWN_RUNS, (*notes, *filter(None, [describe_code_changes(attempts)])))
         say(
             f"{figure.name}-{profile} is not drawn from {OWN_RUNS}: {len(missing)} of {len(index.runs)} are "
             "not here"
         )
-    return find_shipped_records(figure, profile, folders, shipped)
+    return find_shipped_figure_records(figure, profile, folders, shipped)
 
 
-def find_shipped_records(
+def find_shipped_figure_records(
     figure: Figure, profile: str, folders: ResultFolders, shipped: Frames
 ) -> FigureRecords | None:
     """Return the records of a figure that the repository carries; None where they do not suffice."""
     if profile == PUBLISHED:
         return FigureRecords(empty_frames(), PUBLISHED_TABLES)
-    path = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
-    index = read_or_report_damage(lambda: read_struct(path, RunIndex))
+    path = folders.shipped / "figures" / f"{figure.file_stem(profile)}.json"
+    index = read_or_report_damage(lambda: read_struct_if_there(path, RunIdList))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
-    return FigureRecords(select_run_ids(shipped, index.runs), SHIPPED_RUNS)
+    return FigureRecords(select_rows_by_run_id(shipped, index.runs), SHIPPED_RUNS)
 
 
 def read_or_report_damage(read: Callable[[], T]) -> T | None:
@@ -304,6 +312,6 @@ def read_or_report_damage(read: Callable[[], T]) -> T | None:
         return None
 
 
-def select_run_ids(frames: Frames, run_ids: Collection[str]) -> Frames:
+def select_rows_by_run_id(frames: Frames, run_ids: Collection[str]) -> Frames:
     """Return the rows of these runs and of all their variants."""
     return select_runs(frames, frames.runs["key"][frames.runs["run_id"].isin(run_ids)])

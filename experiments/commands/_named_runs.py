@@ -18,7 +18,7 @@ from experiments.config import choices
 from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch import submission
-from experiments.launch.status import RunStatus, StatusView
+from experiments.launch.status import RunStatus, StatusSnapshot
 from slurm import commands, environment
 from sparsify.ranges import quote
 
@@ -29,9 +29,9 @@ LOG_LINES = 15  # of each log that a command shows
 NameTest = Callable[[str, str], bool]  # does this word name this run or sweep?
 
 
-def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt:
+def find_newest_attempt_of_run(words: Sequence[str], folders: ResultFolders) -> Attempt:
     """Return the newest attempt of the one run that a word names; refuse other words, with a list of runs."""
-    names = folders.store.run_ids()
+    names = folders.store.list_run_ids()
     if len(words) != 1:
         raise ValueError(
             f"which run? There are {len(names)}: `list` shows them"
@@ -45,7 +45,7 @@ def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt
             "made it; `why` and `list` show what is known of it"
         )
     name = match_one_name(words[0], names)
-    attempts = folders.store.attempts(name)
+    attempts = folders.store.list_attempts(name)
     if not attempts:
         raise ValueError(f"{name} can't be shown: {explain_no_attempts(folders.store.root / name)}")
     return attempts[-1]
@@ -58,7 +58,7 @@ def match_one_name(word: str, names: Sequence[str]) -> str:
     """
     matching = [name for name in names if strip_variant(word) in name]
     if len(matching) != 1:
-        there = shorten_list(matching or names) or "none yet"
+        there = join_first_names(matching or names) or "none yet"
         raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {there}")
     return matching[0]
 
@@ -71,7 +71,7 @@ def strip_variant(word: str) -> str:
 def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
     """Return the one shipped run that a word is part of; None if it is also part of a run of this machine."""
     part = strip_variant(word)
-    if any(part in name for name in folders.store.run_ids()):
+    if any(part in name for name in folders.store.list_run_ids()):
         return None
     from analysis.records.parquet import read_parquet  # pandas comes with it
 
@@ -82,7 +82,7 @@ def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
     return None
 
 
-def shorten_list(names: Sequence[str]) -> str:
+def join_first_names(names: Sequence[str]) -> str:
     """Return the names with commas between them, and the number of those beyond the first 20."""
     more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
@@ -98,7 +98,7 @@ def is_whole_name(word: str, name: str) -> bool:
     return word == name or (KEY_DIGITS.fullmatch(word) is not None and key.startswith(word))
 
 
-def find_sweeps(
+def find_named_sweeps(
     words: Sequence[str], folders: ResultFolders, is_named: NameTest = occurs_in_name
 ) -> list[Sweep]:
     """Return the sweeps that a word names, or of which a word names a run; all without words."""
@@ -129,7 +129,7 @@ def newest_attempts_in_sweeps(
     for sweep in sweeps:
         for run in sweep_run_ids(sweep):
             is_meant = any(is_named(word, name) for word in words for name in (sweep.name, run))
-            if (is_meant or not words) and (attempts := folders.store.attempts(run)):
+            if (is_meant or not words) and (attempts := folders.store.list_attempts(run)):
                 newest.append(attempts[-1])
     return newest
 
@@ -158,7 +158,10 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
     Raises:
         SlurmError: they do not.
     """
-    own_paths = {*choices.values_in_cluster_files("slurm_conf"), *filter(None, [environment.slurm_conf()])}
+    own_paths = {
+        *choices.values_in_cluster_files("slurm_conf"),
+        *filter(None, [environment.slurm_conf_file()]),
+    }
     if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own_paths):
         raise commands.SlurmError(
             f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
@@ -168,7 +171,7 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
         yield
 
 
-def query_statuses(attempts: Iterable[Attempt], folders: ResultFolders) -> dict[Attempt, RunStatus]:
+def query_status_by_attempt(attempts: Iterable[Attempt], folders: ResultFolders) -> dict[Attempt, RunStatus]:
     """Return the status of each attempt's run, as all commands and pages show it.
 
     SLURM is asked once of each cluster that may still be at work on some of the runs.
@@ -178,18 +181,20 @@ def query_statuses(attempts: Iterable[Attempt], folders: ResultFolders) -> dict[
     attempts_by_conf: dict[str | None, list[Attempt]] = {}
     for attempt, conf in conf_by_attempt.items():
         attempts_by_conf.setdefault(conf, []).append(attempt)
-    view_by_conf = {conf: query_cluster(conf, same, folders) for conf, same in attempts_by_conf.items()}
+    view_by_conf = {conf: query_status_view(conf, same, folders) for conf, same in attempts_by_conf.items()}
     return {attempt: view_by_conf[conf].run_status(attempt) for attempt, conf in conf_by_attempt.items()}
 
 
-def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: ResultFolders) -> StatusView:
+def query_status_view(
+    conf: str | None, attempts: Sequence[Attempt], folders: ResultFolders
+) -> StatusSnapshot:
     """Ask SLURM once about attempts of one cluster; where it does not answer, view the files alone."""
     try:
         with use_recorded_slurm_conf(conf):
-            return StatusView.query(folders, attempts)
+            return StatusSnapshot.query(folders, attempts)
     except commands.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
-        return StatusView(folders, None)
+        return StatusSnapshot(folders, None)
 
 
 def _sweep_name(attempt: Attempt) -> str:
@@ -197,13 +202,13 @@ def _sweep_name(attempt: Attempt) -> str:
     return "" if attempt.state == DAMAGED else attempt.manifest.get("sweep") or ""
 
 
-def find_logs(attempt: Attempt, folders: ResultFolders) -> list[Path]:
+def find_log_files(attempt: Attempt, folders: ResultFolders) -> list[Path]:
     """Return the files with the output of an attempt's processes, by rank."""
     sweep = _sweep_name(attempt)
     if not sweep:
         folder = folders.launch_folder(attempt)
         return [] if folder.is_symlink() else sorted(folder.glob("*_log.*"))
-    logs = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
+    logs = (folders.sweeps / sweep).glob(f"a*/{attempt.slurm_job.id}_*_log.*")
     return sorted(log for log in logs if not _is_empty(log))
 
 
@@ -225,7 +230,7 @@ def read_last_lines(log: Path) -> list[str]:
     return content.decode(errors="replace").splitlines()[-LOG_LINES:]
 
 
-def check_slurm_cluster(planned: Sequence[PlannedRun]) -> None:
+def check_runs_are_for_slurm(planned: Sequence[PlannedRun]) -> None:
     """Refuse runs that are not for a SLURM cluster."""
     if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
         raise ValueError(

@@ -19,7 +19,7 @@ from experiments.config.folders import ResultFolders
 AGAIN = "again="
 
 
-def expand_recorded_run(words: Sequence[str], folders: ResultFolders) -> list[str]:
+def replace_again_word(words: Sequence[str], folders: ResultFolders) -> list[str]:
     """Return the words with `again=NAME` replaced by the settings of the run that it names.
 
     Settings among the other words replace the run's own.
@@ -43,10 +43,10 @@ def _read_configs(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str
 
     A run without variants has one configuration, under ''.
     """
-    own_names = folders.store.run_ids()
+    own_names = folders.store.list_run_ids()
     shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
     name = match_one_name(word, list(dict.fromkeys([*own_names, *(row["run_id"] for row in shipped)])))
-    if name in own_names and (attempts := folders.store.attempts(name)):
+    if name in own_names and (attempts := folders.store.list_attempts(name)):
         config = _newest_readable_config(attempts)
         return configs_by_variant(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]

@@ -9,15 +9,21 @@ from typing import Any
 import pandas as pd
 
 from analysis.records import loading
-from analysis.records.columns import IMPLIED_SETTINGS, TITLES
-from analysis.records.configs import ALWAYS_SHOWN, distinguishing_leaves, flatten, format_setting, short_name
+from analysis.records.columns import IMPLIED_SETTINGS, OUTCOME_LABELS
+from analysis.records.configs import (
+    ALWAYS_SHOWN,
+    select_distinguishing_leaves,
+    flatten,
+    format_setting,
+    short_name,
+)
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import is_missing, run_states
 from analysis.records.schema import DONE
 from analysis.records.store import Attempt, explain_no_attempts
 from analysis.tables import Table
 from experiments.commands._messages import say
-from experiments.commands._named_runs import query_statuses, strip_variant
+from experiments.commands._named_runs import query_status_by_attempt, strip_variant
 from experiments.config.folders import ResultFolders
 from sparsify.ranges import format_value, quote, suggest_similar
 
@@ -29,12 +35,12 @@ COLUMN_BY_FILTER = {"state": "state", "source": "source", "sweep": "sweeps", "it
 AGE_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def load_runs(folders: ResultFolders) -> pd.DataFrame:
+def load_all_runs(folders: ResultFolders) -> pd.DataFrame:
     """Return a row for each run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
-    newest_numbers = folders.store.last_number_by_run()
-    for run in sorted({*folders.store.run_ids()} - {*newest_numbers}):
+    newest_numbers = folders.store.newest_attempt_number_by_run()
+    for run in sorted({*folders.store.list_run_ids()} - {*newest_numbers}):
         say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
-    frames = loading.load_by_source(folders.results, folders.shipped, ["runs"], say)
+    frames = loading.load_frames_by_source(folders.results, folders.shipped, ["runs"], say)
     own_runs = frames[loading.OWN].runs
     shipped = frames[loading.SHIPPED].runs
     whole_numbers = dict(zip(own_runs["run_id"], own_runs["attempt"], strict=True)) if len(own_runs) else {}
@@ -42,7 +48,7 @@ def load_runs(folders: ResultFolders) -> pd.DataFrame:
     unfinished = [run for run, number in newest_numbers.items() if whole_numbers.get(run) != number]
     if len(own_runs):
         own_runs = own_runs[~own_runs["run_id"].isin(unfinished)]
-    statuses = query_statuses([folders.store.attempts(run)[-1] for run in unfinished], folders)
+    statuses = query_status_by_attempt([folders.store.list_attempts(run)[-1] for run in unfinished], folders)
     rows = [_unfinished_row(attempt, status.display_state) for attempt, status in statuses.items()]
     parts = [
         own_runs.assign(state=run_states(own_runs)),
@@ -50,7 +56,7 @@ def load_runs(folders: ResultFolders) -> pd.DataFrame:
         shipped.assign(state=run_states(shipped)),
     ]
     runs = pd.concat(parts, ignore_index=True)
-    return loading.add_items_and_sweeps(runs, folders.results, folders.shipped)
+    return loading.add_item_and_sweep_columns(runs, folders.results, folders.shipped)
 
 
 def _unfinished_row(attempt: Attempt, state: str) -> dict[str, Any]:
@@ -155,7 +161,9 @@ def make_run_table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     columns["age"] = [*map(_format_age, times["ended"].where(times["ended"].notna(), times["started"]))]
     if other_settings:
         columns[OTHER_SETTINGS] = other_settings
-    units = {title.listed: title.unit + title.per for title in TITLES.values() if title.listed in columns}
+    units = {
+        title.listed: title.unit + title.per for title in OUTCOME_LABELS.values() if title.listed in columns
+    }
     note = _describe_simulated(runs[runs["step_s"].notna()]) if "step" in columns else ""
     return Table("", pd.DataFrame(columns, dtype=object), units, note)
 
@@ -178,7 +186,7 @@ def _describe_simulated(timed: pd.DataFrame) -> str:
 def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
     """Return the outcomes that some runs have, by title; the loss only of runs without an accuracy."""
     columns = {}
-    for name, title in TITLES.items():
+    for name, title in OUTCOME_LABELS.items():
         if title.listed and name in runs:
             values = title.factor * pd.to_numeric(runs[name])
             if name == "val_loss" and "val_top1" in runs:
@@ -191,7 +199,7 @@ def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
 def _setting_columns(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return a column for each leaf that varies; if they are many, leaves behind the density share one."""
     readable = [config for config in configs if config]
-    leaves = dict.fromkeys(["method.name", *distinguishing_leaves(readable)])
+    leaves = dict.fromkeys(["method.name", *select_distinguishing_leaves(readable)])
     columns = dict[str, list[Any]]()
     shared = [list[str]() for _ in configs]
     for leaf in leaves:

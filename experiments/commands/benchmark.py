@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.benchmark import site
 from analysis.benchmark.agreement import compare_measurements
-from analysis.benchmark.cells import Cell, ComposedTime, compare_composed_times, evaluate_entry
+from analysis.benchmark.cells import Cell, ComposedTimeCheck, compare_composed_times, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_entries
 from analysis.pictures import captions
 from analysis.pictures.numbers import format_brief
@@ -79,7 +79,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     with (folders.shipped / "verdicts.csv").open(newline="") as file:
         verdict_by_claim = {row["id"]: row for row in csv.DictReader(file)}
     composed_times = [time for entry in entries for time in compare_composed_times(entry, cells)]
-    content = site.BenchmarkContent(
+    content = site.BenchmarkPagesContent(
         profile,
         rules().version,
         entries,
@@ -109,7 +109,7 @@ def make_agreement_table(cells: Sequence[Cell], other_cells: Sequence[Cell]) -> 
     return Table.from_rows("Two measurements", rows, units)
 
 
-def _describe_composing(composed_times: Sequence[ComposedTime]) -> str:
+def _describe_composing(composed_times: Sequence[ComposedTimeCheck]) -> str:
     """Return the errors of composed times, by the trainings that were made in real time as a whole."""
     if not composed_times:
         return ""
@@ -144,10 +144,10 @@ def _describe_link(cells: Sequence[Cell], link: str) -> str:
 
 def _claim_rows(
     entry: EntryFile, verdict_by_claim: Mapping[str, Mapping[str, str]]
-) -> Iterator[site.ClaimRow]:
+) -> Iterator[site.EntryClaimRow]:
     """Yield the claims of an entry's paper that are shipped with a verdict."""
     for claim in entry.statement.claims:
         row = verdict_by_claim.get(claim)
         if row is not None:
             ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
-            yield site.ClaimRow(row["claim"], row["paper"], ours, row["verdict"])
+            yield site.EntryClaimRow(row["claim"], row["paper"], ours, row["verdict"])

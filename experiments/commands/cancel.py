@@ -7,18 +7,18 @@ from analysis.records.store import Attempt
 from experiments.commands._arguments import SweepsAndRuns
 from experiments.commands._messages import say
 from experiments.commands._named_runs import (
-    find_sweeps,
+    find_named_sweeps,
     is_whole_name,
+    join_first_names,
     newest_attempts_in_sweeps,
     occurs_in_name,
-    shorten_list,
     sweep_run_ids,
     use_recorded_slurm_conf,
 )
 from experiments.config.folders import ResultFolders
 from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL_FILE
-from experiments.launch.status import StatusView
+from experiments.launch.status import StatusSnapshot
 from slurm import commands, jobs
 from sparsify.ranges import format_value, quote
 
@@ -38,9 +38,9 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
     for word in words:
-        if not find_sweeps([word], folders, is_named):
+        if not find_named_sweeps([word], folders, is_named):
             raise ValueError(_explain_unknown_name(word, folders))
-    sweeps = find_sweeps(words, folders, is_named)
+    sweeps = find_named_sweeps(words, folders, is_named)
     num_cancelled = 0
     num_given_up = 0
     refusals = list[str]()
@@ -69,13 +69,13 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
 
 def _explain_unknown_name(word: str, folders: ResultFolders) -> str:
     """Return the refusal of a word that is no whole name."""
-    sweeps = find_sweeps([word], folders)
+    sweeps = find_named_sweeps([word], folders)
     names = [sweep.name for sweep in sweeps if word in sweep.name]
     names = names or [run for sweep in sweeps for run in sweep_run_ids(sweep) if word in run]
     if not names:
         return f"no sweep or run {quote(word)} was submitted; `status` lists them"
     return (
-        f"{quote(word)} is part of a name, and `cancel` wants it whole: {shorten_list(names)}; --matching "
+        f"{quote(word)} is part of a name, and `cancel` wants it whole: {join_first_names(names)}; --matching "
         "ends all that have it in their names"
     )
 
@@ -90,21 +90,21 @@ class CancelResult(NamedTuple):
 
 def _cancel_attempts(attempts: Sequence[Attempt], folders: ResultFolders) -> CancelResult:
     """Cancel the jobs of these attempts that are under way on one cluster, and close the unknown ones."""
-    view = StatusView.query_settled(folders, attempts, say)
+    view = StatusSnapshot.query_until_settled(folders, attempts, say)
     states = {attempt: view.run_status(attempt) for attempt in attempts}
     unknown = [attempt for attempt, run in states.items() if run.state == "unknown"]
     for attempt in unknown:
-        attempt.fail("given up: SLURM did not show its job", "cancelled")
+        attempt.mark_failed_unless_whole("given up: SLURM did not show its job", "cancelled")
     wanted = {
         attempt: report
         for attempt, run in states.items()
         if run.is_under_way and (report := view.job_report(attempt)).status == "queued"
     }
     if wanted:
-        say(f"ends {shorten_list([attempt.run_id for attempt in wanted])}")
+        say(f"ends {join_first_names([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:
         (folders.launch_folder(attempt) / CANCEL_FILE).touch()
-    refused = jobs.cancel_jobs(wanted.values())
+    refused = jobs.try_cancel_jobs(wanted.values())
     for attempt, report in wanted.items():
         if report in refused:
             (folders.launch_folder(attempt) / CANCEL_FILE).unlink(missing_ok=True)

@@ -13,26 +13,26 @@ from analysis.evidence import REDUCED, RULES_COLUMN
 from analysis.pictures import captions
 from analysis.records import collection, parquet
 from analysis.records.configs import run_id
-from analysis.records.files import read_struct, remove_unfinished, write_atomic, write_json
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.files import read_struct_if_there, remove_abandoned_parts, write_atomic, write_json
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames, empty_frames, merge_frames
-from analysis.records.public import drop_undrawn_rows, strip_private_facts
-from analysis.records.schema import RunIndex
-from analysis.records.steps import add_outcomes
+from analysis.records.public import drop_undrawn_rows, strip_private_provenance
+from analysis.records.schema import RunIdList
+from analysis.records.steps import add_missing_outcomes
 from analysis.report.content import MARK_BY_WORD
 from experiments import figures
 from experiments.commands._drawing import (
     draw_in_parallel,
-    find_shipped_records,
+    find_shipped_figure_records,
     load_readable_figures,
-    select_run_ids,
+    select_rows_by_run_id,
 )
 from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, required_configs
-from experiments.launch.local import usable_cores
+from experiments.launch.local import count_usable_cores
 
 GROUP = "results"
 SHIPPED_PROFILES = ("laptop", "paper")
@@ -53,7 +53,7 @@ def collect(*, ship: bool = False) -> int:
             draw these figures again.
     """
     folders = ResultFolders()
-    for line in write_own_tables(folders):
+    for line in write_record_tables(folders):
         print(line)
     if ship:
         for line in ship_complete_figures(folders):
@@ -61,13 +61,13 @@ def collect(*, ship: bool = False) -> int:
     return 0
 
 
-def write_own_tables(folders: ResultFolders) -> Iterator[str]:
+def write_record_tables(folders: ResultFolders) -> Iterator[str]:
     """Write all valid runs of this checkout into results/records, and yield lines on the work."""
-    num_removed = remove_unfinished(folders.results)
+    num_removed = remove_abandoned_parts(folders.results)
     if num_removed:
         yield f"removed {num_removed} files and folders that a process had not finished when it was killed"
     show_progress = partial(iterate_with_progress, noun="parts of the runs")
-    counts, notes = collection.collect(folders.store, folders.records, usable_cores(), show_progress)
+    counts, notes = collection.collect(folders.store, folders.records, count_usable_cores(), show_progress)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
@@ -82,42 +82,42 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     index_folder.mkdir(parents=True, exist_ok=True)
     before = parquet.read_parquet(folders.shipped)
     shipped_before = set(before.runs["run_id"])
-    complete = dict(find_complete_figures(folders, shipped_before))
-    own_names = set(folders.store.run_ids())
+    complete = dict(find_complete_figure_runs(folders, shipped_before))
+    own_names = set(folders.store.list_run_ids())
     wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in own_names)
-    frames, notes = load_newest_cached(folders.store, wanted, folders.records, verify=True)
+    frames, notes = load_newest_attempts_cached(folders.store, wanted, folders.records, verify_digests=True)
     yield from notes
     if not complete:
         yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"
     for name, runs in complete.items():
         if shipped_before.union(frames.runs["run_id"]).issuperset(runs):
             write_json(index_folder / f"{name}.json", {"runs": runs})
-    new = drop_undrawn_rows(keep_shipped_rules(before, frames))
-    merged = strip_private_facts(add_outcomes(merge_frames(before, new)))
-    needed = {run for path in index_folder.glob("*.json") for run in read_index(path)}
-    parquet.write_parquet(select_run_ids(merged, needed), folders.shipped)
+    new = drop_undrawn_rows(keep_only_shipped_rules(before, frames))
+    merged = strip_private_provenance(add_missing_outcomes(merge_frames(before, new)))
+    needed = {run for path in index_folder.glob("*.json") for run in read_figure_run_ids(path)}
+    parquet.write_parquet(select_rows_by_run_id(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
     pictures = list[tuple[Figure, str]]()
     for path in sorted(index_folder.glob("*.json")):
         prefix, _, profile = path.stem.rpartition("-")
-        pictures.append((figures.load(figures.item_of_prefix(prefix)), profile))
-    pictures += [(figure, figures.PUBLISHED) for figure in load_published_figures()]
-    records = (find_shipped_records(*picture, folders, shipped) for picture in pictures)
+        pictures.append((figures.load(figures.item_of_file_prefix(prefix)), profile))
+    pictures += [(figure, figures.PUBLISHED) for figure in load_figures_without_runs()]
+    records = (find_shipped_figure_records(*picture, folders, shipped) for picture in pictures)
     results = draw_in_parallel(pictures, records, index_folder)
     for (figure, profile), rendered in zip(pictures, results, strict=True):
         if isinstance(rendered, OSError):
             raise rendered
-        yield f"{figure.stem(profile)}: {rendered.picture if rendered else 'its runs are missing'}"
-    rows = judge_shipped(folders)
+        yield f"{figure.file_stem(profile)}: {rendered.picture if rendered else 'its runs are missing'}"
+    rows = judge_shipped_figures(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.verdicts_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts.verdicts_page(rows))
     before_part, _, rest = README.read_text().partition(README_BEGIN)
     _, _, after_part = rest.partition(README_END)
-    part = f"{README_BEGIN}\n{readme_verdicts(rows)}{README_END}"
+    part = f"{README_BEGIN}\n{readme_verdicts_markdown(rows)}{README_END}"
     write_atomic(README, f"{before_part}{part}{after_part}")
 
 
-def keep_shipped_rules(before: Frames, new: Frames) -> Frames:
+def keep_only_shipped_rules(before: Frames, new: Frames) -> Frames:
     """Return the new frames, in which a run keeps of its claims' rules only those that it was shipped with.
 
     The same seeds give the same curve again, so whoever makes a run again knows how it ends. Timings are
@@ -144,14 +144,14 @@ def _common_rules(shipped: Any, new: Any) -> str | None:
     return json.dumps(common, sort_keys=True)
 
 
-def find_complete_figures(
+def find_complete_figure_runs(
     folders: ResultFolders, shipped: Collection[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the stem and the runs of each figure of which some runs are here and the others are shipped.
 
     So trainings of many hours can be made and shipped in batches, on any machine.
     """
-    if not folders.store.run_ids():  # composing what all figures need takes its time
+    if not folders.store.list_run_ids():  # composing what all figures need takes its time
         return
     for figure in load_readable_figures():
         seen = set[frozenset[str]]()  # some figures have the same runs in every profile
@@ -161,40 +161,40 @@ def find_complete_figures(
             if frozenset(required) in seen:
                 continue
             seen.add(frozenset(required))
-            own_ids = {run for run in (*required, *additional) if folders.store.find_newest_valid(run)}
+            own_ids = {run for run in (*required, *additional) if folders.store.find_newest_valid_of_run(run)}
             available = own_ids.union(shipped)
             if own_ids and available.issuperset(required):
                 runs = [*required, *(run for run in additional if run in available)]
-                yield figure.stem(profile), list(dict.fromkeys(runs))
+                yield figure.file_stem(profile), list(dict.fromkeys(runs))
 
 
-def load_published_figures() -> list[Figure]:
+def load_figures_without_runs() -> list[Figure]:
     """Return the figures that have no runs: the tables that they are drawn from are shipped."""
-    return [figure for figure in load_readable_figures() if not figure.has_runs]
+    return [figure for figure in load_readable_figures() if not figure.needs_runs]
 
 
-def read_index(path: Path) -> list[str]:
+def read_figure_run_ids(path: Path) -> list[str]:
     """Return the runs of a figure that was shipped.
 
     Raises:
         DamagedFileError: the file does not say.
     """
-    index = read_struct(path, RunIndex)
+    index = read_struct_if_there(path, RunIdList)
     return index.runs if index else []
 
 
-def judge_shipped(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
+def judge_shipped_figures(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
     """Return the verdict on every claim of every shipped figure, from the shipped records."""
     shipped = parquet.read_parquet(folders.shipped)
     frames_by_figure = list[tuple[Figure, Frames]]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
-        figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
-        frames_by_figure.append((figure, select_run_ids(shipped, read_index(path))))
-    frames_by_figure += [(figure, empty_frames()) for figure in load_published_figures()]
+        figure = figures.load(figures.item_of_file_prefix(path.stem.rpartition("-")[0]))
+        frames_by_figure.append((figure, select_rows_by_run_id(shipped, read_figure_run_ids(path))))
+    frames_by_figure += [(figure, empty_frames()) for figure in load_figures_without_runs()]
     return [(figure.name, verdict) for figure, frames in frames_by_figure for verdict in figure.judge(frames)]
 
 
-def readme_verdicts(rows: Sequence[verdicts.ItemVerdict]) -> str:
+def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     """Return a Markdown table of the verdicts behind the findings, and a sentence that counts all verdicts.
 
     Each verdict is the one that remains when all are tested together.

@@ -9,14 +9,14 @@ import pandas as pd
 from analysis import tables
 from analysis.comparison import Comparison
 from analysis.pictures import captions, style
-from analysis.records.configs import distinguishing_leaves, run_key
+from analysis.records.configs import select_distinguishing_leaves, run_key
 from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
-from experiments.commands._arguments import Filters, split_own_words
+from experiments.commands._arguments import Filters, parse_own_words
 from experiments.commands._messages import say
-from experiments.commands._run_table import filter_runs, load_runs, run_configs
+from experiments.commands._run_table import filter_runs, load_all_runs, run_configs
 from experiments.commands._terminal import print_table
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
@@ -37,9 +37,9 @@ def compare(words: Filters, *, save: str | None = None) -> int:
         save: write a figure's file of this name, such as thesis_density, which is yours to change and which
             `reproduce` makes.
     """
-    axes, filters = split_own_words(words, dict.fromkeys(AXES, str))
+    axes, filters = parse_own_words(words, dict.fromkeys(AXES, str))
     folders = ResultFolders()
-    runs = filter_runs(load_runs(folders), filters)
+    runs = filter_runs(load_all_runs(folders), filters)
     is_whole = runs["state"].isin((DONE, DIVERGED))
     for run, state in runs.loc[~is_whole, ["run_id", "state"]].itertuples(index=False):
         say(f"left out {run}: it is {state}; `why` tells more")
@@ -68,7 +68,9 @@ def _save_figure_file(name: str, comparison: Comparison, runs: pd.DataFrame) -> 
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
     words = [compose.recover_run({"": config}, run_key(config)).to_words() for config in run_configs(ordered)]
-    return new.write_file("figure", name, new.render_comparison(name, comparison.title, words, axes))
+    return new.write_new_file(
+        "figure", name, new.render_comparison_figure(name, comparison.title, words, axes)
+    )
 
 
 def _quality_column(runs: pd.DataFrame) -> str:
@@ -79,7 +81,7 @@ def _quality_column(runs: pd.DataFrame) -> str:
 
 def _find_only_axis(runs: pd.DataFrame, by: str) -> str:
     """Return the one leaf in which the runs differ besides `by` and the seed; refuse none and several."""
-    leaves = [leaf for leaf in distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
+    leaves = [leaf for leaf in select_distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
     if len(leaves) == 1:
         return leaves[0]
     differing = ", ".join(leaves) if leaves else f"nothing but {by} and the seed"

@@ -12,7 +12,7 @@ from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import CommandParser, WordKind, word_kinds
 from experiments.config import choices
-from experiments.config.config import setting_types_for
+from experiments.config.config import setting_type_by_key_for
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.machines import CLUSTERS, AnyContainer, SlurmCluster
 from experiments.figures.benchmark import entries
@@ -62,7 +62,7 @@ def complete(line: str) -> None:
     parser = FlagsFirstParser()
     parser.add_argument("--version", action="store_true", help=commands.GLOBAL_OPTION_HELP["--version"])
     subparsers = parser.add_subparsers()
-    for name in commands.names():
+    for name in commands.command_names():
         try:
             command_parser = subparsers.add_parser(name, help=commands.REGISTRY.summary(name))
             if name in typed_words:
@@ -102,8 +102,8 @@ def _list_words(kinds: Sequence[WordKind], typed_words: Sequence[str], prefix: s
     """Return the words of these kinds that a shell may offer for a prefix."""
     list_by_kind: dict[WordKind, Callable[[], list[str]]] = {
         WordKind.ITEM: lambda: list(figures.files_by_item()),
-        WordKind.SETTING: lambda: list_setting_words(prefix, typed_words),
-        WordKind.RUN: lambda: _sort_plain_names(ResultFolders().store.run_ids()),
+        WordKind.SETTING: lambda: complete_setting_word(prefix, typed_words),
+        WordKind.RUN: lambda: _sort_plain_names(ResultFolders().store.list_run_ids()),
         WordKind.BENCH: BENCHMARKS.names,
         WordKind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
         WordKind.FILTER: lambda: _list_filters(prefix, typed_words),
@@ -121,7 +121,7 @@ def _list_filters(prefix: str, typed_words: Sequence[str]) -> list[str]:
     """Return words by which runs can be chosen, where they are few; and the axes of `compare`."""
     key, equals, _ = prefix.partition("=")
     if equals and key in choices.GROUPS:
-        return list_setting_words(prefix, typed_words)
+        return complete_setting_word(prefix, typed_words)
     if equals and key in ("x", "by"):
         return [f"{key}={name}" for name in ("method.name", "task.name", *_settable_types(typed_words))]
     sweeps = _sort_plain_names(f"sweep={path.stem}" for path in ResultFolders().sweep_index.glob("*.json"))
@@ -129,7 +129,7 @@ def _list_filters(prefix: str, typed_words: Sequence[str]) -> list[str]:
     return [*sweeps, "state=", "source=", *groups, *figures.files_by_item()]
 
 
-def list_setting_words(prefix: str, typed_words: Sequence[str]) -> list[str]:
+def complete_setting_word(prefix: str, typed_words: Sequence[str]) -> list[str]:
     """Return words that `prefix` can become: the next part of a key, or key=value where values are known.
 
     Of a list a,b the last value is completed.
@@ -142,7 +142,7 @@ def list_setting_words(prefix: str, typed_words: Sequence[str]) -> list[str]:
         next_parts = (".".join(parts[:depth]) + ("=" if len(parts) <= depth else ".") for parts in keys)
         return list(dict.fromkeys(next_parts))
     earlier_values = value[: value.rfind(",") + 1]
-    values = choices.options(key) if key in choices.GROUPS else _listed_values(type_by_key.get(key))
+    values = choices.option_names(key) if key in choices.GROUPS else _listed_values(type_by_key.get(key))
     return [f"{key}={earlier_values}{last_value}" for last_value in values]
 
 
@@ -170,13 +170,13 @@ def _settable_types(typed_words: Iterable[str]) -> dict[str, Any]:
         option_by_group[group] = option
     type_by_key: dict[str, Any] = {}
     for method, task in product(option_by_group["method"].split(","), option_by_group["task"].split(",")):
-        type_by_key |= setting_types_for(
+        type_by_key |= setting_type_by_key_for(
             _entry_name("method", method) or default_method,
             _entry_name("task", task) or default_task,
             CLUSTERS.get(option_by_group["cluster"], SlurmCluster),
             AnyContainer.subclass_for({"name": option_by_group["container"]}),
         )
-    return choices.settable_types(type_by_key)
+    return choices.drop_unsettable_keys(type_by_key)
 
 
 def _entry_name(group: str, option: str) -> str:

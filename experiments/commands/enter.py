@@ -18,12 +18,12 @@ from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._arguments import Entries
 from experiments.commands._messages import exit_on_failed_run, say
-from experiments.commands._run_table import load_runs
+from experiments.commands._run_table import load_all_runs
 from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, changed_code_files, find_unmeasured_runs, plan_runs
+from experiments.config.plan import PlannedRun, changed_code_files, find_unmeasured_runs, plan_runs_with_data
 from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
@@ -42,7 +42,7 @@ from experiments.figures.benchmark.held import held as held_runs
 from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import execute_runs
-from experiments.launch.local import emulation_request, usable_cores
+from experiments.launch.local import count_usable_cores, emulation_request
 from experiments.prediction.run_durations import DurationModel, Machine
 from experiments.worker.cores import cpu_model
 from slurm.emulated import network
@@ -93,11 +93,11 @@ def enter(
     tier, entrants = _parse_entries(words)
     if laws and not plan:
         for entrant in entrants:
-            print(f"{entrant.name}: {format_count(len(check_laws_once(entrant, folders)), 'laws')}")
+            print(f"{entrant.name}: {format_count(len(load_or_check_laws(entrant, folders)), 'laws')}")
         return 0
     held = held_runs(folders, tier)
     entries = {entrant.name: Entering(entrant, tier, folders, held) for entrant in entrants}
-    stages = EntryStages(folders, _check_date(since), held)
+    stages = EntryStageRunner(folders, _check_date(since), held)
     base_file = None if BASELINE in entries else baseline(folders, tier)
     try:
         if plan:
@@ -109,7 +109,7 @@ def enter(
                 f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
                 f"`enter {BASELINE} profile={tier}`"
             )
-        enter_all(entries, base_file, stages, train)
+        carry_out_all_stages(entries, base_file, stages, train)
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
     return 0
@@ -148,10 +148,12 @@ def _check_date(since: str | None) -> str | None:
     return day.isoformat()
 
 
-def check_laws_once(entrant: Entrant, folders: ResultFolders) -> list[Law]:
+def load_or_check_laws(entrant: Entrant, folders: ResultFolders) -> list[Law]:
     """Return the laws of an entry; they are checked only if this code has not checked them before."""
     path = folders.records / "laws" / f"{entrant.name}.json"
-    digest = hashlib.sha256(msgspec.json.encode([code_version.digest_by_source(), entrant])).hexdigest()
+    digest = hashlib.sha256(
+        msgspec.json.encode([code_version.digest_by_measuring_file(), entrant])
+    ).hexdigest()
     try:
         stored = msgspec.json.decode(path.read_bytes())
         if stored["made_from"] == digest:
@@ -164,8 +166,8 @@ def check_laws_once(entrant: Entrant, folders: ResultFolders) -> list[Law]:
     return laws
 
 
-def enter_all(
-    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStages, without_times: bool
+def carry_out_all_stages(
+    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStageRunner, without_times: bool
 ) -> None:
     """Carry out all stages of these entries, write their files, and print their cells.
 
@@ -174,7 +176,7 @@ def enter_all(
         without_times: measure no times, and take those that are recorded.
     """
     folders = stages.folders
-    laws = {name: check_laws_once(entering.entry, folders) for name, entering in entries.items()}
+    laws = {name: load_or_check_laws(entering.entry, folders) for name, entering in entries.items()}
     for entering in entries.values():
         if entering.name != "smoke":  # which is for trying, and is not shown
             entering.check_trials()
@@ -269,7 +271,7 @@ def _check_links(entering: Entering) -> None:
     for config in launches[: len(entering.tier.links)]:
         request = emulation_request(PlannedRun(config, None))
         if request:
-            network.check_emulation(*request)
+            network.check_emulation_by_trial(*request)
 
 
 def _describe_settings(best: BestSettings) -> str:
@@ -278,8 +280,8 @@ def _describe_settings(best: BestSettings) -> str:
 
 
 @dataclass(frozen=True)
-class EntryStages:
-    """EntryStages of an entry, whose runs are made unless they are recorded.
+class EntryStageRunner:
+    """EntryStageRunner of an entry, whose runs are made unless they are recorded.
 
     Args:
         since: a date; runs in real time that were begun before are made again.
@@ -299,7 +301,7 @@ class EntryStages:
 
     def find_missing(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
-        planned = plan_runs(configs, say)
+        planned = plan_runs_with_data(configs, say)
         since = self.since if in_real_time else None
         todo = [
             run
@@ -310,7 +312,9 @@ class EntryStages:
 
     def is_recorded(self, config: Config) -> bool:
         """Tell whether this checkout or an entry's file has a record of a run."""
-        return self.folders.store.find_valid(config) is not None or self._is_held(config, None)
+        return self.folders.store.find_newest_valid_of_config(config) is not None or self._is_held(
+            config, None
+        )
 
     def _is_held(self, config: Config, since: str | None) -> bool:
         """Tell whether an entry's file has a run that was begun on this date or later."""
@@ -321,7 +325,7 @@ class EntryStages:
 
     def _is_stale(self, config: Config, since: str | None) -> bool:
         """Tell whether a run was begun before a date, or with other files of its methods."""
-        attempt = self.folders.store.find_valid(config)
+        attempt = self.folders.store.find_newest_valid_of_config(config)
         if attempt is None:
             return False
         methods = {config.method.name, *(variant.config.method.name for variant in config.variants)}
@@ -356,7 +360,9 @@ def describe_cell(cell: Cell) -> str:
     return text
 
 
-def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: EntryStages) -> Iterator[str]:
+def _describe_plan(
+    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStageRunner
+) -> Iterator[str]:
     """Yield the work that is left of each stage, and its hours.
 
     The durations do not depend on the settings that tuning chooses.
@@ -376,9 +382,9 @@ def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: 
         "whole trainings": [config for entering in configs.whole.values() for config in entering],
     }
     filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
-    recorded = [load_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
+    recorded = [load_all_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
     all_runs = pd.concat(recorded, ignore_index=True).copy()
-    model = DurationModel(all_runs, Machine(cpu_model(), usable_cores()))
+    model = DurationModel(all_runs, Machine(cpu_model(), count_usable_cores()))
     total_s = 0.0
     total_unknown = 0
     for stage, stage_configs in configs_by_stage.items():
@@ -386,7 +392,7 @@ def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: 
         todo = stages.find_missing(stage_configs, not is_virtual) if stage_configs else []
         estimates = [model.estimate(run.config) for run in todo]
         run_s = [estimate.seconds for estimate in estimates if estimate]
-        stage_s = sum(run_s) / (usable_cores() if is_virtual else 1)
+        stage_s = sum(run_s) / (count_usable_cores() if is_virtual else 1)
         num_unknown = len(todo) - len(run_s)
         total_s += stage_s
         total_unknown += num_unknown
@@ -399,7 +405,7 @@ def _describe_plan(entries: EntriesByName, base_file: EntryFile | None, stages: 
     if total_unknown:
         runs = format_count(total_unknown, "runs")
         besides += f", and {runs} of unknown length: nothing like them was made yet"
-    cores = format_count(usable_cores(), "cores")
+    cores = format_count(count_usable_cores(), "cores")
     yield f"{format_brief(total_s / 3600)} h on {cores}, while nothing else computes here{besides}"
 
 
@@ -409,7 +415,7 @@ def _check_file(path: Path, folders: ResultFolders, draw: int | None) -> int:
         raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
 
     def carry_out(configs: Sequence[Config]) -> None:
-        _execute(plan_runs(configs, say), folders, "enter-check", ["enter", "--check"])
+        _execute(plan_runs_with_data(configs, say), folders, "enter-check", ["enter", "--check"])
 
     has_faults = False
     for line in checking.check(path, folders, draw, carry_out):

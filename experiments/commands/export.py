@@ -17,11 +17,11 @@ from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames, select_runs, to_dicts
 from analysis.records.loading import OWN
 from analysis.records.log import read_json_lines_as
-from analysis.records.schema import EpochLine, LogLine, StepLine, fields_by_name
+from analysis.records.schema import EpochLine, LogLine, StepLine, field_descriptions_by_name
 from analysis.records.store import Attempt
 from experiments.commands._arguments import Filters
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
-from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_runs, run_configs
+from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_all_runs, run_configs
 from experiments.config.folders import ResultFolders
 from experiments.worker.errors import explain_import_error
 
@@ -83,7 +83,7 @@ class TensorBoardExporter:
 
     def update(self, words: Sequence[str]) -> int:
         """Add what is new of the runs that fit these filters; return the number of runs by now."""
-        runs = filter_runs(load_runs(self.folders), words)
+        runs = filter_runs(load_all_runs(self.folders), words)
         runs = runs[runs["config_json"].notna()]
         label_by_key = dict(zip(runs["key"], label_configs(run_configs(runs)), strict=True))
         is_own = runs["source"].eq(OWN)
@@ -91,7 +91,7 @@ class TensorBoardExporter:
         for name in iterate_with_progress([*dict.fromkeys(own_runs["run_id"])], "runs"):
             rows = to_dicts(own_runs[own_runs["run_id"] == name])
             row_by_variant = {row["key"].partition("/")[2]: row for row in rows}
-            attempts = self.folders.store.attempts(name)
+            attempts = self.folders.store.list_attempts(name)
             if not attempts:  # they were removed meanwhile
                 continue
             points_by_variant, num_lines = self._read_new_points(attempts[-1])
@@ -116,7 +116,7 @@ class TensorBoardExporter:
     def _read_new_points(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
         """Return what rank 0 has logged since the last call, by variant, and the number of its lines."""
         try:
-            lines, _ = read_json_lines_as(attempt.rank_path(0), LogLine)
+            lines, _ = read_json_lines_as(attempt.rank_log_path(0), LogLine)
         except (FileNotFoundError, DamagedFileError):
             return {}, 0
         points_by_variant = defaultdict[str, list[CurvePoint]](list)
@@ -170,7 +170,9 @@ def _recorded_points(frames: Frames, key: str) -> Iterator[CurvePoint]:
 
 def _curve_values(line_type: str, row: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a line or a row by the names of their curves."""
-    curve_by_column = {name: f"{line_type}/{name}" for name in fields_by_name(LINE_TYPES[line_type])}
+    curve_by_column = {
+        name: f"{line_type}/{name}" for name in field_descriptions_by_name(LINE_TYPES[line_type])
+    }
     if line_type == "step":
         curve_by_column |= {f"{phase}_s": f"phase/{phase}" for phase in phases.NAMES}
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.records import parquet
-from analysis.records.attempts import load_attempts, split_into_batches
+from analysis.records.attempts import load_valid_attempts, batch_runs_by_log_size
 from analysis.records.files import NO_LINK, DamagedFileError, is_plain_file
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
@@ -33,14 +33,14 @@ from experiments.commands._drawing import (
     OWN_RUNS,
     FigureRecords,
     call_in_parallel,
-    find_records,
-    is_up_to_date,
-    picture_sources,
-    render_figure,
+    find_figure_records,
+    is_picture_up_to_date,
+    picture_source_files,
+    write_figure_files,
 )
 from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
-from experiments.commands._named_runs import find_logs, query_statuses, read_last_lines
+from experiments.commands._named_runs import find_log_files, query_status_by_attempt, read_last_lines
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
 from experiments.figures.figure import Figure, file_prefix
@@ -107,7 +107,7 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
     digest = _digest([shipped.digest, sorted(stems_by_key.items())])
     own_digests = {
         name: _digest([_stat(path) for path in _record_files(folders.store.root / name)])
-        for name in folders.store.run_ids()
+        for name in folders.store.list_run_ids()
     }
     # Where this machine has made a shipped run, too, its page is of this machine's record.
     shipped_rows = _load_rows(site, SHIPPED_ROWS, digest)
@@ -233,11 +233,11 @@ def make_item_pages(
             continue
         for profile in figure.profiles:
             for kind in FILE_KINDS:
-                path = folders.figures / f"{figure.stem(profile)}.{kind}"
+                path = folders.figures / f"{figure.file_stem(profile)}.{kind}"
                 if path.is_symlink():
                     say(f"{path} is left out: it {NO_LINK}")
-            digest = digest_item(figure, profile, folders, shipped)
-            kept_pages = site.load_kept(figure.stem(profile), digest, list[ItemPage])
+            digest = digest_item_page(figure, profile, folders, shipped)
+            kept_pages = site.load_kept(figure.file_stem(profile), digest, list[ItemPage])
             is_usable = kept_pages is not None and all(
                 _is_page_of(page, figure, profile, folders) for page in kept_pages
             )
@@ -245,7 +245,9 @@ def make_item_pages(
             if not is_usable:
                 todo.append((figure, profile))
     calls = (
-        partial(_try_make_page, *picture, find_records(*picture, folders, shipped.frames), folders, draws)
+        partial(
+            _try_make_page, *picture, find_figure_records(*picture, folders, shipped.frames), folders, draws
+        )
         for picture in todo
     )
     made_pages = call_in_parallel(calls, len(todo))
@@ -255,8 +257,8 @@ def make_item_pages(
         if made and made.damage:
             say(f"{figure.name} ({profile}) is left out: {made.damage}")
         elif made or shipped.is_whole:
-            digest = digest_item(figure, profile, folders, shipped)  # a picture may have been drawn
-            site.store_kept(figure.stem(profile), digest, msgspec.to_builtins(made_list))
+            digest = digest_item_page(figure, profile, folders, shipped)  # a picture may have been drawn
+            site.store_kept(figure.file_stem(profile), digest, msgspec.to_builtins(made_list))
         parquet.release_arrow_memory()
     return [page for item_pages in pages_by_picture.values() for page in item_pages]
 
@@ -269,7 +271,7 @@ def _is_page_of(page: ItemPage, figure: Figure, profile: str, folders: ResultFol
     """Tell whether a kept page is of this figure and names only its files: others are never copied."""
     paths = [Path(path) for path in page.files.values()]
     return (
-        (page.name, page.stem) == (figure.name, figure.stem(profile))
+        (page.name, page.stem) == (figure.name, figure.file_stem(profile))
         and {*_picture_files(figure, profile, folders)}.issuperset(paths)
         and all(map(is_plain_file, paths))
     )
@@ -278,7 +280,7 @@ def _is_page_of(page: ItemPage, figure: Figure, profile: str, folders: ResultFol
 def _picture_files(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
     """Return the paths of a figure's files, drawn here or shipped, whether they exist or not."""
     places = (folders.figures, folders.shipped / "figures")
-    return [folder / f"{figure.stem(profile)}.{kind}" for folder in places for kind in FILE_KINDS]
+    return [folder / f"{figure.file_stem(profile)}.{kind}" for folder in places for kind in FILE_KINDS]
 
 
 def _try_make_page(
@@ -291,19 +293,19 @@ def _try_make_page(
         return _make_page(figure, profile, records, folders, draws)
     except Exception as error:  # a figure's file may raise anything, and stops no other
         why = f"{type(error).__name__}: {error}"
-        return _failed_page(figure.name, figure.stem(profile), figure.title, why, records.source)
+        return _failed_page(figure.name, figure.file_stem(profile), figure.title, why, records.source)
 
 
 def _make_page(
     figure: Figure, profile: str, records: FigureRecords, folders: ResultFolders, draws: bool
 ) -> ItemPage:
     frames = records.frames
-    stem = figure.stem(profile)
+    stem = figure.file_stem(profile)
     shipped_folder = folders.shipped / "figures"
-    is_drawn = is_up_to_date(figure, profile, folders)
+    is_drawn = is_picture_up_to_date(figure, profile, folders)
     is_shipped = records.source != OWN_RUNS and (shipped_folder / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
-        render_figure(figure, profile, records, folders.figures)
+        write_figure_files(figure, profile, records, folders.figures)
     folder = shipped_folder if is_shipped and not is_drawn else folders.figures
     paths = {kind: folder / f"{stem}.{kind}" for kind in FILE_KINDS}
     commands = [f"figures {figure.name}"]
@@ -327,11 +329,11 @@ def _make_page(
     )
 
 
-def digest_item(figure: Figure, profile: str, folders: ResultFolders, shipped: ShippedRecords) -> str:
+def digest_item_page(figure: Figure, profile: str, folders: ResultFolders, shipped: ShippedRecords) -> str:
     """Return a digest that changes with an item's page: with its records, its files and the code."""
     drawn = filter(is_plain_file, _picture_files(figure, profile, folders))
-    index = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
-    paths = [*picture_sources(figure, profile, folders), *drawn, index]
+    index = folders.shipped / "figures" / f"{figure.file_stem(profile)}.json"
+    paths = [*picture_source_files(figure, profile, folders), *drawn, index]
     return _digest([shipped.digest, *map(_stat, paths)])
 
 
@@ -355,27 +357,27 @@ def _digest(parts: object) -> str:
 
 def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[RunPage]:
     """Yield these runs of this machine; reading many at a time takes a fifth of the time."""
-    for batch in iterate_with_progress([*split_into_batches(folders.store, names)], "batches of runs"):
-        valid = {name: attempt for name in batch if (attempt := folders.store.find_newest_valid(name))}
-        frames, notes = load_attempts(valid.values())
+    for batch in iterate_with_progress([*batch_runs_by_log_size(folders.store, names)], "batches of runs"):
+        valid = {name: attempt for name in batch if (attempt := folders.store.find_newest_valid_of_run(name))}
+        frames, notes = load_valid_attempts(valid.values())
         pages_by_name = defaultdict[str, list[RunPage]](list)
         for run in run_pages(frames, THIS_MACHINE):
             pages_by_name[run.run].append(run)
-        newest = {name: attempts[-1] for name in batch if (attempts := folders.store.attempts(name))}
+        newest = {name: attempts[-1] for name in batch if (attempts := folders.store.list_attempts(name))}
         not_valid = [attempt for name, attempt in newest.items() if attempt != valid.get(name)]
-        status_by_attempt = query_statuses(not_valid, folders)
+        status_by_attempt = query_status_by_attempt(not_valid, folders)
         for name, newest_attempt in newest.items():
             attempt = valid.get(name, newest_attempt)
             own_notes = [note for note in notes if attempt.name in note]
             newer = status_by_attempt.get(newest_attempt)
             if name in pages_by_name:
-                own_notes += folders.store.describe_damaged(name)
+                own_notes += folders.store.describe_damaged_newer_attempts(name)
                 own_notes += ["an older attempt is done, whose numbers these are"] if newer else []
                 for run in pages_by_name[name]:  # its state is that of its newest attempt, as in `list`
                     state = newer.display_state if newer else run.state
                     yield replace(run, why="; ".join(own_notes), state=state)
             else:
-                fault = attempt.find_fault(verify=True) or next(iter(own_notes), "")
+                fault = attempt.find_fault(verify_digests=True) or next(iter(own_notes), "")
                 status = RunStatus("failed", fault, DAMAGED) if fault else status_by_attempt[attempt]
                 yield _unfinished_run_page(attempt, folders, status)
 
@@ -391,7 +393,9 @@ def _unfinished_run_page(attempt: Attempt, folders: ResultFolders, status: RunSt
         config = {}
         key = ""
         say(f"{attempt.name} is shown as damaged: {damage.brief}")
-    logs = tuple({"name": log.name, "lines": read_last_lines(log)} for log in find_logs(attempt, folders))
+    logs = tuple(
+        {"name": log.name, "lines": read_last_lines(log)} for log in find_log_files(attempt, folders)
+    )
     return RunPage(
         id=page_id(attempt.run_id, key),
         run=attempt.run_id,

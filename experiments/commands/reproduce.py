@@ -13,19 +13,24 @@ from experiments.commands._drawing import (
     PUBLISHED_TABLES,
     FigureRecords,
     RenderedFigure,
-    draw_own_runs,
-    print_figure,
-    render_figure,
+    draw_and_index_own_runs,
+    print_figure_results,
+    write_figure_files,
 )
 from experiments.commands._messages import exit_on_failed_run, is_forced, say
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs, requested_profile
+from experiments.config.plan import (
+    PlannedRun,
+    find_unmeasured_runs,
+    plan_runs_with_data,
+    requested_or_default_profile,
+)
 from experiments.figures.figure import Figure
-from experiments.figures.runs import additional_configs, register_claim_rules, required_configs
+from experiments.figures.runs import additional_configs, attach_claim_rules, required_configs
 from experiments.launch.backends import execute_runs
-from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed
+from experiments.launch.diagnosis import POLICIES, CommandInterrupted, RunFailed
 
 GROUP = "here"
 EARLY_PICTURE_INTERVAL_S = 60.0
@@ -49,7 +54,7 @@ def reproduce(
     requested_figures = [figures.load(item) for item in items]
     for figure in requested_figures:
         figure.check_claims()  # before a run costs hours
-        if overrides and not figure.has_runs:
+        if overrides and not figure.needs_runs:
             raise ValueError(
                 f"{figure.name} is drawn from published tables and has no runs, so that {overrides[0]} would "
                 "change nothing: leave it out"
@@ -60,7 +65,7 @@ def reproduce(
             reproduce_figure(figure, overrides, ResultFolders(), force, all) for figure in requested_figures
         ]
     for figure_on_disk in rendered:
-        print_figure(figure_on_disk)
+        print_figure_results(figure_on_disk)
     if report:
         from experiments.commands.report import write_report
 
@@ -72,13 +77,15 @@ def reproduce_figure(
     figure: Figure, overrides: Sequence[str], folders: ResultFolders, force: bool = False, more: bool = False
 ) -> RenderedFigure:
     """Make a figure's missing runs, with `more` also its optional ones, and draw it from all that exist."""
-    if not figure.has_runs:
+    if not figure.needs_runs:
         records = FigureRecords(empty_frames(), PUBLISHED_TABLES)
-        return render_figure(figure, figures.PUBLISHED, records, folders.figures)
-    profile = requested_profile(overrides)
+        return write_figure_files(figure, figures.PUBLISHED, records, folders.figures)
+    profile = requested_or_default_profile(overrides)
     title = f"{figure.name} ({profile})"
     optional = additional_configs(figure, profile, overrides)
-    planned = plan_runs(required_configs(figure, profile, overrides) + (optional if more else []), say)
+    planned = plan_runs_with_data(
+        required_configs(figure, profile, overrides) + (optional if more else []), say
+    )
     todo = planned if force else find_unmeasured_runs(planned, folders, say)
     if not force and (next_occasion := find_next_occasion(planned, folders)):
         launch_ids = {run_id(config) for config in optional if config.variants}
@@ -93,14 +100,14 @@ def reproduce_figure(
     if not more and (absent := len(optional) - len(_existing_run_ids(optional, folders))):
         say(f"{title}: {absent} runs more make it firmer; --all makes them, too")
     words = [figure.name, *overrides]
-    rounds = split_into_rounds(register_claim_rules(todo, words))
+    rounds = split_into_rounds(attach_claim_rules(todo, words))
     failures = list[RunFailed]()
-    early_pictures = EarlyPictures(figure, profile, planned, optional, folders)
+    early_pictures = EarlyPictureDrawer(figure, profile, planned, optional, folders)
     for number, round_runs in enumerate(rounds, 1):
         try:
             after = early_pictures.draw if len(round_runs) > 1 else None
-            execute_runs(round_runs, folders, figure.stem(profile), words, force, after)
-        except Interrupted:
+            execute_runs(round_runs, folders, figure.file_stem(profile), words, force, after)
+        except CommandInterrupted:
             early_pictures.draw(at_once=True)
             raise
         except RunFailed as failure:
@@ -108,17 +115,17 @@ def reproduce_figure(
                 raise
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:
-            rendered = draw_own_runs(figure, profile, early_pictures.existing_run_ids(), folders)
+            rendered = draw_and_index_own_runs(figure, profile, early_pictures.existing_run_ids(), folders)
             ratio = f": {rendered.least_certain_ratio}" if rendered.least_certain_ratio else ""
             say(f"{rendered.picture}, from {number} of {len(rounds)} launches{ratio}")
     if failures:
         raise failures[0]
     required_ids = [run_id(run.config) for run in planned]
     ids = dict.fromkeys([*required_ids, *_existing_run_ids(optional, folders)])
-    return draw_own_runs(figure, profile, list(ids), folders)
+    return draw_and_index_own_runs(figure, profile, list(ids), folders)
 
 
-class EarlyPictures:
+class EarlyPictureDrawer:
     """Pictures of a figure while others of its runs go on: from the first run on, at most one a minute.
 
     Where times are measured on this machine, the next run begins after the picture is drawn.
@@ -159,7 +166,9 @@ class EarlyPictures:
         self.drawn_at_s = now_s
         fraction = f"{count} of {len(self.required)} runs"
         try:
-            rendered = draw_own_runs(self.figure, self.profile, self.existing_run_ids(), self.folders)
+            rendered = draw_and_index_own_runs(
+                self.figure, self.profile, self.existing_run_ids(), self.folders
+            )
         except Exception as error:  # told now, and raised with the last picture: it ends no run
             say(f"no picture of {fraction}: {str(error) or type(error).__name__}")
         else:
@@ -185,7 +194,11 @@ def split_into_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 def _existing_run_ids(configs: Iterable[Config], folders: ResultFolders) -> list[str]:
     """Return the ids of those of these runs that have a valid record, each once."""
-    return [*dict.fromkeys(run_id(config) for config in configs if folders.store.find_valid(config))]
+    return [
+        *dict.fromkeys(
+            run_id(config) for config in configs if folders.store.find_newest_valid_of_config(config)
+        )
+    ]
 
 
 def find_next_occasion(planned: Iterable[PlannedRun], folders: ResultFolders) -> datetime | None:
@@ -193,7 +206,9 @@ def find_next_occasion(planned: Iterable[PlannedRun], folders: ResultFolders) ->
 
     None where there are enough occasions, or where launches of now would be of another one.
     """
-    attempts = (folders.store.find_valid(run.config) for run in planned if run.config.variants)
+    attempts = (
+        folders.store.find_newest_valid_of_config(run.config) for run in planned if run.config.variants
+    )
     starts = occasion_starts(
         datetime.fromisoformat(started)
         for attempt in attempts

@@ -6,16 +6,16 @@ from typing import Literal
 from analysis.records.configs import run_id
 from experiments.commands._arguments import SettingWords
 from experiments.commands._messages import exit_on_failed_run, is_forced, say
-from experiments.commands._named_runs import query_statuses
-from experiments.commands._recorded_settings import expand_recorded_run
-from experiments.commands._run_table import OTHER_SETTINGS, load_runs, make_run_table
+from experiments.commands._named_runs import query_status_by_attempt
+from experiments.commands._recorded_settings import replace_again_word
+from experiments.commands._run_table import OTHER_SETTINGS, load_all_runs, make_run_table
 from experiments.commands._terminal import print_table
 from experiments.commands.why import describe_attempt
 from experiments.config import grid
 from experiments.config.compose import config_as_yaml
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import find_unmeasured_runs, plan_runs, requested_profile
+from experiments.config.plan import find_unmeasured_runs, plan_runs_with_data, requested_or_default_profile
 from experiments.launch.backends import execute_runs
 from slurm import environment
 from slurm.environment import LauncherGroup
@@ -37,11 +37,11 @@ def run(
         cfg: job prints every setting of the runs as YAML, as Hydra does, and runs nothing.
     """
     folders = ResultFolders()
-    words = expand_recorded_run(words, folders)
+    words = replace_again_word(words, folders)
     sweep, settings = grid.split_sweep_name(words)
     settings = [word for word in settings if not word.startswith("profile=")]
-    settings.append(f"profile={requested_profile(words)}")
-    configs = grid.resolve_grid(settings, yes)
+    settings.append(f"profile={requested_or_default_profile(words)}")
+    configs = grid.resolve_grid(settings, allow_many=yes)
     force = is_forced(force)
     if cfg == "job":
         print("---\n".join(map(config_as_yaml, configs)), end="")
@@ -49,7 +49,7 @@ def run(
     group = environment.find_launcher_group()
     if group is not None:
         return _run_in_group(configs, group, folders, force)
-    planned = plan_runs(configs, say)
+    planned = plan_runs_with_data(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
     grid.add_runs_to_sweep(folders, sweep, configs, say)
     todo = planned if force else find_unmeasured_runs(planned, folders, say)
@@ -62,13 +62,15 @@ def run(
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
         with exit_on_failed_run():
             execute_runs(todo, folders, name, settings, force)
-    attempts = [attempt for config in configs if (attempt := folders.store.find_valid(config))]
+    attempts = [
+        attempt for config in configs if (attempt := folders.store.find_newest_valid_of_config(config))
+    ]
     if len(attempts) < len(configs):
         say("a record was removed, or damaged, as soon as it was written")
         return 1
     if len(configs) == 1:
         (attempt,) = attempts
-        print(describe_attempt(attempt, query_statuses([attempt], folders)[attempt]))
+        print(describe_attempt(attempt, query_status_by_attempt([attempt], folders)[attempt]))
     else:
         _print_runs(configs, sweep, folders)
     return 0
@@ -77,7 +79,7 @@ def run(
 def _print_runs(configs: Sequence[Config], sweep: str | None, folders: ResultFolders) -> None:
     """Print the runs of a grid as `list` does, in the order of the grid, and the next command."""
     place_by_id = {run_id(config): place for place, config in enumerate(configs)}
-    runs = load_runs(folders)
+    runs = load_all_runs(folders)
     runs = runs[runs["run_id"].isin(place_by_id)]
     order = runs["run_id"].map(place_by_id).argsort(kind="stable")
     print_table(make_run_table(runs.iloc[order], in_order=True), OTHER_SETTINGS)
@@ -98,5 +100,5 @@ def _run_in_group(
         )
     attempt = run_as_worker(configs[0], group, folders, say, force)
     if group.place.rank == 0:
-        print(describe_attempt(attempt, query_statuses([attempt], folders)[attempt]))
+        print(describe_attempt(attempt, query_status_by_attempt([attempt], folders)[attempt]))
     return 0

@@ -11,12 +11,12 @@ from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._arguments import SweepsAndRuns
 from experiments.commands._messages import say
 from experiments.commands._named_runs import (
-    find_logs,
-    find_sweeps,
+    find_log_files,
+    find_named_sweeps,
     label_attempts,
     newest_attempts_in_sweeps,
-    query_statuses,
-    shorten_list,
+    query_status_by_attempt,
+    join_first_names,
     strip_variant,
 )
 from experiments.config.folders import ResultFolders
@@ -40,13 +40,13 @@ def status(words: SweepsAndRuns) -> int:
         words: parts of the names of sweeps and runs; all sweeps without words.
     """
     folders = ResultFolders()
-    sweeps = find_sweeps(words, folders)
+    sweeps = find_named_sweeps(words, folders)
     if not sweeps:
         parts = [strip_variant(word) for word in words]
-        own_runs = [run for run in folders.store.run_ids() if any(part in run for part in parts)]
+        own_runs = [run for run in folders.store.list_run_ids() if any(part in run for part in parts)]
         if own_runs:
             raise ValueError(
-                f"{shorten_list(own_runs)}: made on this machine, not submitted to a cluster; see `list` and "
+                f"{join_first_names(own_runs)}: made on this machine, not submitted to a cluster; see `list` and "
                 "`why`"
             )
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, lambda line: None))
@@ -54,7 +54,7 @@ def status(words: SweepsAndRuns) -> int:
             raise ValueError(f"no sweep or run {quote(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
-    statuses = query_statuses(newest_attempts_in_sweeps(sweeps, folders), folders)
+    statuses = query_status_by_attempt(newest_attempts_in_sweeps(sweeps, folders), folders)
     for sweep in sweeps:
         attempts = newest_attempts_in_sweeps([sweep], folders)
         print(describe_sweep(sweep, {attempt: statuses[attempt] for attempt in attempts}, folders, words))
@@ -94,7 +94,7 @@ def _describe_run(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> s
     if run.state not in ("failed", "stopped"):
         return run.state + (f" ({run.why})" if run.why else "")
     advice = f"; {POLICIES[run.kind].advice}" if run.kind in POLICIES and POLICIES[run.kind].advice else ""
-    error_logs = [path for path in find_logs(attempt, folders) if path.suffix == ".err"]
+    error_logs = [path for path in find_log_files(attempt, folders) if path.suffix == ".err"]
     where = f" [{error_logs[0]}]" if error_logs and run.kind == "error" else ""
     state = run.display_state if run.display_state == run.kind else f"{run.state} ({run.kind})"
     return f"{state}: {run.why}{advice}{where}"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from analysis.records import parquet
 from analysis.records.files import write_atomic
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames
 from analysis.times.trace import build_trace
 from experiments.commands._arguments import RunName
-from experiments.commands._drawing import select_run_ids
+from experiments.commands._drawing import select_rows_by_run_id
 from experiments.commands._named_runs import match_one_name
 from experiments.config.folders import ResultFolders
 
@@ -37,14 +37,14 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 def _load_run(word: str, folders: ResultFolders) -> tuple[str, Frames]:
     """Return the name and the frames of the run that a word names, this checkout's or a shipped one."""
     shipped = parquet.read_parquet(folders.shipped)
-    own_names = set(folders.store.run_ids())
+    own_names = set(folders.store.list_run_ids())
     shipped_names = set(shipped.runs["run_id"])
     name = match_one_name(word, [*sorted(own_names), *sorted(shipped_names - own_names)])
     if name in own_names:
-        frames = load_newest_cached(folders.store, [name], folders.records).frames
+        frames = load_newest_attempts_cached(folders.store, [name], folders.records).frames
         if len(frames.runs):
             return name, frames
     if name not in shipped_names:
         command = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
         raise ValueError(f"{name} has no valid attempt: `{command}` says why")
-    return name, select_run_ids(shipped, [name])
+    return name, select_rows_by_run_id(shipped, [name])

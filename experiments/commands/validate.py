@@ -5,14 +5,14 @@ from pathlib import Path
 
 from analysis.published import tables
 from analysis.records import parquet
-from analysis.records.attempts import load_newest
+from analysis.records.attempts import load_newest_attempts
 from analysis.records.configs import run_id
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames
 from analysis.records.log import read_json_lines
 from experiments import figures
 from experiments.commands._messages import iterate_with_progress
-from experiments.commands.collect import read_index
+from experiments.commands.collect import read_figure_run_ids
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
 
@@ -34,7 +34,7 @@ def validate() -> int:
         *_check_published(),
         *_check_benchmarks(folders),
     ]
-    for line in (*faults, *map("for information: {}".format, find_outdated(folders))):
+    for line in (*faults, *map("for information: {}".format, describe_outdated_figures(folders))):
         print(line)
     print(f"{len(faults)} wrong" if faults else "all records are as they were written")
     return 1 if faults else 0
@@ -42,9 +42,9 @@ def validate() -> int:
 
 def _check_own(folders: ResultFolders) -> Iterator[str]:
     """Yield faults of this checkout's runs and tables; runs are read in batches, which bounds the memory."""
-    runs = folders.store.run_ids()
+    runs = folders.store.list_run_ids()
     for first in iterate_with_progress(range(0, len(runs), BATCH_SIZE), f"times {BATCH_SIZE} runs"):
-        yield from load_newest(folders.store, runs[first : first + BATCH_SIZE]).notes
+        yield from load_newest_attempts(folders.store, runs[first : first + BATCH_SIZE]).notes
     yield from _check_tables(folders.records, parquet.raise_fault)
     print(f"{len(runs)} runs in {folders.store.root}")
 
@@ -68,7 +68,7 @@ def _check_shipped(folders: ResultFolders) -> Iterator[str]:
     paths = _index_paths(folders)
     for path in paths:
         try:
-            absent = set(read_index(path)) - shipped
+            absent = set(read_figure_run_ids(path)) - shipped
         except DamagedFileError as damage:
             yield str(damage)
             continue
@@ -80,13 +80,13 @@ def _check_shipped(folders: ResultFolders) -> Iterator[str]:
     print(f"{len(shipped)} runs and {len(paths)} figures of them, {size_mb:.0f} MB, in {folders.shipped}")
 
 
-def find_outdated(folders: ResultFolders) -> Iterator[str]:
+def describe_outdated_figures(folders: ResultFolders) -> Iterator[str]:
     """Yield a line on each shipped figure that is drawn from runs that its item has not planned."""
     for path in iterate_with_progress(_index_paths(folders), "shipped figures"):
         prefix, _, profile = path.stem.rpartition("-")
         try:
-            figure_item = figures.item_of_prefix(prefix)
-            drawn_runs = set(read_index(path))
+            figure_item = figures.item_of_file_prefix(prefix)
+            drawn_runs = set(read_figure_run_ids(path))
         except (DamagedFileError, ValueError):
             continue
         figure = figures.load(figure_item)

@@ -16,11 +16,11 @@ from analysis.records.log import read_json_lines_as
 from analysis.records.store import Attempt
 from experiments.commands._arguments import RunName, Runs
 from experiments.commands._named_runs import (
-    find_logs,
-    find_newest_attempt,
+    find_log_files,
+    find_newest_attempt_of_run,
     find_shipped_run,
     label_attempts,
-    query_statuses,
+    query_status_by_attempt,
     read_last_lines,
 )
 from experiments.config.folders import ResultFolders
@@ -38,17 +38,19 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
     """
     folders = ResultFolders()
     if against is not None:
-        first = find_newest_attempt(words, folders)
-        print(describe_differences(first, find_newest_attempt([against], folders)))
+        first = find_newest_attempt_of_run(words, folders)
+        print(describe_attempt_differences(first, find_newest_attempt_of_run([against], folders)))
         return 0
     if len(words) == 1 and (shipped := find_shipped_run(words[0], folders)) is not None:
         _print_shipped_run(shipped, folders)
         return 0
-    newest = find_newest_attempt(words, folders)
+    newest = find_newest_attempt_of_run(words, folders)
     print(*label_attempts([newest]))
-    for attempt, status in query_statuses(folders.store.attempts(newest.run_id), folders).items():
+    for attempt, status in query_status_by_attempt(
+        folders.store.list_attempts(newest.run_id), folders
+    ).items():
         print(describe_attempt(attempt, status))
-        for log in find_logs(attempt, folders):
+        for log in find_log_files(attempt, folders):
             lines = read_last_lines(log)
             if lines:
                 print(f"  {log.name}:", *lines, sep="\n    ")
@@ -56,16 +58,16 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
 
 
 def _print_shipped_run(name: str, folders: ResultFolders) -> None:
-    from experiments.commands._run_table import load_runs, make_run_table  # pandas comes with it
+    from experiments.commands._run_table import load_all_runs, make_run_table  # pandas comes with it
     from experiments.commands._terminal import print_table
 
-    runs = load_runs(folders)
+    runs = load_all_runs(folders)
     print(name)
     print_table(make_run_table(runs[runs["run_id"] == name]))
     print("shipped with the repository; its logs stayed on the machine that made it")
 
 
-def describe_differences(a: Attempt, b: Attempt) -> str:
+def describe_attempt_differences(a: Attempt, b: Attempt) -> str:
     """Return the outcomes of two attempts, and all that differs between them."""
     manifests = ({**attempt.manifest, "config": attempt.config} for attempt in (a, b))
     differences = run_differences.find_differences(*manifests)
@@ -77,12 +79,12 @@ def describe_differences(a: Attempt, b: Attempt) -> str:
 
 def _compare_outcomes(a: Attempt, b: Attempt) -> str:
     """Return the outcomes of two attempts, or of each variant that takes turns in both."""
-    from analysis.records.attempts import load_attempts  # pandas comes with it
+    from analysis.records.attempts import load_valid_attempts  # pandas comes with it
     from analysis.records.frames import to_dicts
 
     rows_by_attempt = dict[Attempt, dict[str, Any]]()
     for attempt in (a, b):
-        frames = load_attempts([attempt] if attempt.is_valid() else []).frames
+        frames = load_valid_attempts([attempt] if attempt.is_valid() else []).frames
         rows_by_attempt[attempt] = {row["variant"]: row for row in to_dicts(frames.runs)}
     incomplete = [attempt.run_id for attempt, rows in rows_by_attempt.items() if not rows]
     if incomplete:
@@ -110,7 +112,7 @@ def describe_attempt(attempt: Attempt, status: RunStatus) -> str:
 
 
 def _describe_kernel(attempt: Attempt) -> Iterator[str]:
-    searching = msgspec.convert(attempt.manifest.get("searching") or {}, schema.SearchFacts)
+    searching = msgspec.convert(attempt.manifest.get("searching") or {}, schema.SelectionKernelFacts)
     if searching.kernel:
         wrong = f", the guessed bound wrong in {searching.fallbacks} of {searching.steps} searches"
         yield f"searched by {searching.kernel}" + wrong * (searching.kernel != "torch")
@@ -118,7 +120,7 @@ def _describe_kernel(attempt: Attempt) -> Iterator[str]:
 
 def _describe_steps(attempt: Attempt) -> Iterator[str]:
     """Yield lines on the steps and epochs in the log of rank 0."""
-    paths = attempt.rank_paths()
+    paths = attempt.find_rank_logs()
     if not paths:
         return
     log_lines, num_broken = read_json_lines_as(paths[0], schema.LogLine)
@@ -149,10 +151,10 @@ def _describe_steps(attempt: Attempt) -> Iterator[str]:
 
 def _median_after_warmup(attempt: Attempt, step_s: Sequence[float]) -> str:
     """Return the median time of the steps after the warm-up, as figures show it."""
-    from analysis.records.steps import count_cold_steps  # pandas comes with it
+    from analysis.records.steps import count_warmup_steps  # pandas comes with it
 
     timing = attempt.config.get("timing", {})
-    num_cold = count_cold_steps(step_s, int(timing.get("warmup_steps", 0)))
+    num_cold = count_warmup_steps(step_s, int(timing.get("warmup_steps", 0)))
     text = _median_text(attempt, timing.get("mode"), step_s[num_cold:])
     return f"{text}, {num_cold} steps of warm-up left out)"
 

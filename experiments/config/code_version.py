@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.records.files import (
     PART_SUFFIX,
-    read_json_or_none,
+    try_read_json_object,
     remove_path,
     walk_entries,
     write_atomic,
@@ -42,7 +42,7 @@ WITHOUT_BYTECODE = "export PYTHONDONTWRITEBYTECODE=1"
 MAX_NAMED_FILES = 3  # of the files that are missing or changed
 
 
-def list_files(root: Path) -> list[Path]:
+def list_code_files(root: Path) -> list[Path]:
     """Return the code's files, relative to the checkout.
 
     These are all files of its folders, of any kind, without what Python and editors leave there.
@@ -58,7 +58,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _digest_by_path(root: Path, paths: Iterable[Path]) -> dict[str, str]:
-    """12 digits of a hash of each file, by its path in the checkout."""
+    """Return 12 digits of a hash of each file, by its path in the checkout."""
     return {str(path): _digest_bytes((root / path).read_bytes()) for path in paths}
 
 
@@ -72,40 +72,42 @@ def _digest_json(digests: object) -> str:
 
 @cache
 def code_digest() -> str:
-    """12 digits of a hash over the code's files, names and contents."""
-    return _digest_json(_digest_by_path(ROOT, list_files(ROOT)))
+    """Return 12 digits of a hash over the code's files, names and contents."""
+    return _digest_json(_digest_by_path(ROOT, list_code_files(ROOT)))
 
 
 @cache
-def digest_by_source() -> dict[str, str]:
+def digest_by_measuring_file() -> dict[str, str]:
     """Return the digest of each file that a run's numbers may rest on."""
-    paths = list_files(ROOT)
+    paths = list_code_files(ROOT)
     return _digest_by_path(
         ROOT, (path for path in paths if any(path.is_relative_to(room) for room in MEASURING_FOLDERS))
     )
 
 
-def changed_sources(recorded: Mapping[str, str], choices: Collection[str]) -> list[str]:
+def changed_sources(recorded_digest_by_path: Mapping[str, str], chosen_names: Collection[str]) -> list[str]:
     """Return the recorded source files that have changed since.
 
     Args:
-        choices: names of the run's method, task and data set: it does not rest on the files of others.
+        chosen_names: of the run's method, task and data set: it does not rest on the files of others.
     """
-    current = digest_by_source()
+    current = digest_by_measuring_file()
     return [
-        path for path, sha in recorded.items() if current.get(path) != sha and _affects(Path(path), choices)
+        path
+        for path, digest in recorded_digest_by_path.items()
+        if current.get(path) != digest and _affects(Path(path), chosen_names)
     ]
 
 
-def _affects(path: Path, choices: Collection[str]) -> bool:
+def _affects(path: Path, chosen_names: Collection[str]) -> bool:
     is_choice = str(path.parent) in REGISTRY_FOLDERS and not path.stem.startswith("_")
-    return not is_choice or path.stem in choices
+    return not is_choice or path.stem in chosen_names
 
 
 @cache
 def git_state() -> dict[str, str | None]:
     """Return the commit, and 12 digits of a hash over the differences from it, or None for either."""
-    noted = read_json_or_none(ROOT / NOTE_FILE)
+    noted = try_read_json_object(ROOT / NOTE_FILE)
     if noted is not None:
         return {"commit": noted.get("commit"), "dirty": noted.get("dirty")}
     changed = _git("status", "--porcelain", "--", *CODE)
@@ -125,8 +127,8 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def copy_code_into(folder: Path) -> Path:
-    """Copy the code into a folder named by its digest, so that later edits change no submitted job.
+def ensure_code_copy(copies_folder: Path) -> Path:
+    """Return a copy of the code in a folder named by its digest, so that later edits change no submitted job.
 
     Copies are shared by all that submit the same code, and lie in a results folder, which may come from
     anybody: each file gets the content that it has here, and what else is there is removed. Jobs keep no
@@ -135,8 +137,8 @@ def copy_code_into(folder: Path) -> Path:
     Raises:
         ValueError: the code is being edited.
     """
-    copy = folder / code_digest()
-    content_by_name = {str(path): (ROOT / path).read_bytes() for path in list_files(ROOT)}
+    copy = copies_folder / code_digest()
+    content_by_name = {str(path): (ROOT / path).read_bytes() for path in list_code_files(ROOT)}
     if copy.is_symlink() or not copy.is_dir():
         remove_path(copy)
     remove_extra_files(copy, content_by_name)
@@ -149,9 +151,9 @@ def copy_code_into(folder: Path) -> Path:
         **git_state(),
         "files": {name: _digest_bytes(content) for name, content in content_by_name.items()},
     }
-    if read_json_or_none(copy / NOTE_FILE) != note:
+    if try_read_json_object(copy / NOTE_FILE) != note:
         write_json(copy / NOTE_FILE, note)
-    why = describe_damage(copy)
+    why = describe_copy_damage(copy)
     if why:
         raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
     return copy
@@ -173,22 +175,21 @@ def remove_extra_files(copy: Path, expected: Collection[str] | None = None) -> l
 
 def _read_noted_digests(copy: Path) -> dict[str, str] | None:
     """Return the digests of a copy's files from its note, or None if the note is not the copy's own."""
-    files_then: Any = (read_json_or_none(copy / NOTE_FILE) or {}).get("files")
+    files_then: Any = (try_read_json_object(copy / NOTE_FILE) or {}).get("files")
     is_own = not copy.is_symlink() and _digest_json(files_then) == copy.name
     return files_then if is_own else None
 
 
-def describe_damage(copy: Path) -> str:
+def describe_copy_damage(copy: Path) -> str:
     """Return a sentence on what is wrong with a copy of the code; empty where it is as it was submitted."""
     noted = _read_noted_digests(copy)
     if noted is None:
         return f"{copy} is no whole copy of the code, its {NOTE_FILE} is missing or changed: submit again"
     try:
-        faults = [
-            f"{name} {fault}" for name, sha in noted.items() if (fault := _describe_fault(copy / name, sha))
-        ]
+        fault_by_name = {name: _describe_fault(copy / name, digest) for name, digest in noted.items()}
     except OSError as error:
         return f"{error.filename} can't be read ({error.strerror}): make it readable, and submit again"
+    faults = [f"{name} {fault}" for name, fault in fault_by_name.items() if fault]
     faults += sorted(f"{path.relative_to(copy)} was added" for path in _find_extra_files(copy, noted))
     if not faults:
         return ""
@@ -198,11 +199,11 @@ def describe_damage(copy: Path) -> str:
     return f"the code in {copy} is not what was submitted ({listed}): submit again, which copies it anew"
 
 
-def _describe_fault(path: Path, sha: str) -> str:
+def _describe_fault(path: Path, digest: str) -> str:
     """Return what is wrong with a file of a copy; empty where nothing is."""
     if not os.path.lexists(path):
         return "is missing"
-    is_same = path.is_file() and _digest_bytes(path.read_bytes()) == sha
+    is_same = path.is_file() and _digest_bytes(path.read_bytes()) == digest
     return "" if is_same else "was changed"
 
 

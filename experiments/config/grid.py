@@ -13,13 +13,13 @@ from itertools import product
 from typing import Any
 
 from analysis.records.configs import run_id
-from analysis.records.files import read_struct, write_json
+from analysis.records.files import read_struct_if_there, write_json
 from analysis.records.locks import FileLock
-from analysis.records.schema import RunIndex
+from analysis.records.schema import RunIdList
 from experiments.config import choices, compose, grammar
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import requested_profile
+from experiments.config.plan import requested_or_default_profile
 from experiments.config.run import Run
 from sparsify.ranges import format_value, quote
 
@@ -35,7 +35,9 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     Raises:
         ValueError: a word that can't be read, or more points than anybody would queue.
     """
-    axes = [(key, grammar.parse_values(key, text, MAX_RUNS)) for key, text in map(grammar.split_word, words)]
+    axes = [
+        (key, grammar.parse_values(key, text, MAX_RUNS)) for key, text in map(grammar.split_key_value, words)
+    ]
     if math.prod(len(listed) for _, listed in axes) > MAX_RUNS:
         longest = max(range(len(axes)), key=lambda place: len(axes[place][1]))
         raise ValueError(
@@ -50,19 +52,19 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     return runs
 
 
-def resolve_grid(words: Sequence[str], allow_many: bool = True) -> list[Config]:
+def resolve_grid(words: Sequence[str], *, allow_many: bool = True) -> list[Config]:
     """Return the configuration of each point of the grid that the words span.
 
     A point at which a method lacks a hyperparameter that others have (`method=dense,topk
     method.density=0.01`) is the run without it.
 
     Args:
-        allow_many: also more than ASKED_FOR.
+        allow_many: also more than MAX_UNCONFIRMED_RUNS.
 
     Raises:
         ValueError: a word that can't be read, or too many points.
     """
-    profile = requested_profile(words)
+    profile = requested_or_default_profile(words)
     points = expand_grid([word for word in words if not word.startswith("profile=")])
     methods = {_method(point.settings) for point in points}
     parameters_by_method = (
@@ -113,15 +115,15 @@ def split_sweep_name(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def add_runs_to_sweep(
-    folders: ResultFolders, name: str | None, configs: Iterable[Config], say: Callable[[str], None]
+    folders: ResultFolders, sweep: str | None, configs: Iterable[Config], say: Callable[[str], None]
 ) -> None:
-    """Add these runs to the sweep; without a name nothing happens."""
-    if name is None:
+    """Add these runs to the list of a named sweep's runs; without a name nothing happens."""
+    if sweep is None:
         return
     folders.sweep_index.mkdir(parents=True, exist_ok=True)
-    path = folders.sweep_index / f"{name}.json"
+    path = folders.sweep_index / f"{sweep}.json"
     with FileLock(folders.scratch / "sweep-index.lock") as lock:
-        lock.acquire(say=say)
-        before = read_struct(path, RunIndex)
+        lock.acquire(report_wait=say)
+        before = read_struct_if_there(path, RunIdList)
         runs = [*(before.runs if before else []), *map(run_id, configs)]
         write_json(path, {"runs": list(dict.fromkeys(runs))})

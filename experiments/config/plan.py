@@ -30,8 +30,8 @@ class PlannedRun:
 
     config: Config
     data_root: Path | None  # the folder of its data set; None where that needs no files
-    # Digests of the rules of claims that are registered with it, by the claims' ids.
-    rules: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # Of the rules of claims that are registered with the run, by the claims' ids.
+    rule_digest_by_claim: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_timing(self) -> bool:
@@ -70,7 +70,7 @@ def default_profile(cluster: str | None) -> str:
     return "paper" if has_gpu() else "laptop"
 
 
-def requested_profile(request: Run | Sequence[str]) -> str:
+def requested_or_default_profile(request: Run | Sequence[str]) -> str:
     """Return the profile that a run or words ask for, else this machine's default.
 
     Words may give other settings several values.
@@ -78,12 +78,12 @@ def requested_profile(request: Run | Sequence[str]) -> str:
     words = [] if isinstance(request, Run) else [word.partition("=") for word in request]
     settings = request.settings if isinstance(request, Run) else {key: text for key, _, text in words}
     profile = str(settings["profile"]) if "profile" in settings else default_profile(settings.get("cluster"))
-    if profile not in choices.options("profile"):
-        raise ValueError(describe_unknown("profile", profile, choices.options("profile")))
+    if profile not in choices.option_names("profile"):
+        raise ValueError(describe_unknown("profile", profile, choices.option_names("profile")))
     return profile
 
 
-def plan_runs(configs: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
+def plan_runs_with_data(configs: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
     """Return the runs of these configurations, each once, with their data sets.
 
     A data set is downloaded or replaced where it is missing.
@@ -114,9 +114,9 @@ def find_unmeasured_runs(
     """
     by_id = {run_id(run.config): run for run in planned}
     for name in by_id:
-        for fault in folders.store.describe_damaged(name):
+        for fault in folders.store.describe_damaged_newer_attempts(name):
             say(fault)
-    attempt_by_id = {name: folders.store.find_newest_valid(name) for name in by_id}
+    attempt_by_id = {name: folders.store.find_newest_valid_of_run(name) for name in by_id}
     sentence = describe_code_changes(filter(None, attempt_by_id.values()))
     if sentence:
         say(sentence)
@@ -125,15 +125,17 @@ def find_unmeasured_runs(
 
 def describe_code_changes(attempts: Iterable[Attempt]) -> str:
     """Return a sentence on the attempts that were made with other code; empty where none was."""
-    differing = {attempt: files for attempt in attempts if (files := changed_code_files(attempt))}
-    if not differing:
+    files_by_attempt = {attempt: changed_code_files(attempt) for attempt in attempts}
+    names = [attempt.run_id for attempt, files in files_by_attempt.items() if files]
+    if not names:
         return ""
-    files = sorted({file for changed in differing.values() for file in changed})
-    who = next(iter(differing)).run_id if len(differing) == 1 else f"{len(differing)} runs"
-    return f"{who}: {format_changed_files(files)}"
+    files = sorted({file for files in files_by_attempt.values() for file in files})
+    who = names[0] if len(names) == 1 else f"{len(names)} runs"
+    return f"{who}: {explain_changed_files(files)}"
 
 
-def format_changed_files(files: Sequence[str]) -> str:
+def explain_changed_files(files: Sequence[str]) -> str:
+    """Return a sentence on a run's measuring files that have changed since, and how to measure again."""
     listed = ", ".join(files[:MAX_NAMED_FILES]) + (
         f" and {len(files) - MAX_NAMED_FILES} more" if len(files) > MAX_NAMED_FILES else ""
     )

@@ -14,7 +14,7 @@ from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import mean_phase_seconds
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TIMED, scaled_settings, variant_settings, with_density
+from experiments.figures._runs import TIMED, scaled_settings, settings_by_variant, with_density_except_dense
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published_cost`.
@@ -23,8 +23,8 @@ SCHEMES = {
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
     "stable_topk": "randomk allreduce",  # values without indices
 }  # fmt: skip
-SELECTION_PHASES = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
-COMMUNICATION_PHASES = phases.names_in_group(phases.COMMUNICATION)
+SELECTION_PHASES = phases.phase_names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATION_PHASES = phases.phase_names_in_group(phases.COMMUNICATION)
 WORD_BYTES = 4
 ALPHA_S = 5e-5  # seconds to start a message on Ethernet, as conf/link/ethernet_10g.yaml has it
 VGG16_PARAMETERS = 14_728_266  # for CIFAR-10
@@ -33,26 +33,26 @@ SIMULATED = (
     "says, at 50 us a message; nothing overlaps, and nobody is late."
 )
 DENSITY = 0.001
-METHODS = variant_settings("predicted")  # of shi-scaling and stable-dgc, all in turns
+METHODS = settings_by_variant("predicted")  # of shi-scaling and stable-dgc, all in turns
 
 
-class LocalWork(NamedTuple):
-    """Seconds of a step but for communicating."""
+class ComputeAndSelectSeconds(NamedTuple):
+    """Seconds of a step in computing and in selecting; communicating is left out."""
 
     compute_s: float
     select_s: float
 
 
-def ethernet(gbit_s: float) -> cost.Link:
+def ethernet_link(gbit_s: float) -> cost.Link:
     """Return an Ethernet link of this bandwidth."""
     return cost.Link(ALPHA_S, 8e-9 / gbit_s)
 
 
 FAST = "NVLink 3"  # as conf/link/nvlink3.yaml has it
-LINKS = {"1 Gbit/s": ethernet(1), "10 Gbit/s": ethernet(10), FAST: cost.Link(3.4e-6, 4.17e-12)}
+LINKS = {"1 Gbit/s": ethernet_link(1), "10 Gbit/s": ethernet_link(10), FAST: cost.Link(3.4e-6, 4.17e-12)}
 
 
-def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
+def predicted_exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
     """Return the seconds of an exchange by the published numbers of words.
 
     Of Ok-Topk by their upper end, which its exchange keeps to (stable-costs).
@@ -61,24 +61,24 @@ def exchange_s(method: str, elements: int, density: float, workers: int, link: c
     return link.transfer_seconds(cost.CollectiveCost(published.messages, int(WORD_BYTES * published.most)))
 
 
-def break_even_gbit_s(
+def predicted_break_even_gbit_s(
     method: str,
     select_s: float,
     density: float,
     workers: int,
     elements: int = VGG16_PARAMETERS,
-    hidden_s: float = 0.0,
+    dense_hidden_s: float = 0.0,
 ) -> float:
     """Return the bandwidth up to which a method selects and exchanges in less time than dense exchanges.
 
     0 where it does nowhere, infinite where it does everywhere.
 
     Args:
-        hidden_s: of dense's exchange, behind backward.
+        dense_hidden_s: of dense's exchange, behind backward.
     """
     dense, sparse = (_published_cost(name, elements, density, workers) for name in ("dense", method))
     saved_bits = 8 * WORD_BYTES * float(dense.most - sparse.most)
-    spent_s = hidden_s + select_s + ALPHA_S * (sparse.messages - dense.messages)
+    spent_s = dense_hidden_s + select_s + ALPHA_S * (sparse.messages - dense.messages)
     if spent_s <= 0:
         return np.inf if saved_bits > 0 else 0.0
     return max(0.0, saved_bits / spent_s / 1e9)
@@ -89,26 +89,30 @@ def _published_cost(method: str, elements: int, density: float, workers: int) ->
 
 
 @cache_by_frames
-def measured_work(frames: Frames, method: str, elements: int | None = None) -> LocalWork | None:
-    """Return a method's work in the runs of real processes; None where there are none.
+def measured_compute_and_select(
+    frames: Frames, method: str, scale_to_elements: int | None = None
+) -> ComputeAndSelectSeconds | None:
+    """Return what a method's steps take on real processes but for communicating; None without runs.
 
     Args:
-        elements: to which selecting is scaled from those of task=vector.
+        scale_to_elements: to which selecting is scaled from those of task=vector.
     """
-    keys = yoon2022.method_keys(frames, method)
+    keys = yoon2022.method_run_keys(frames, method)
     if not keys:
         return None
     seconds = mean_phase_seconds(frames, keys).drop(labels="step")
     select_s = float(sum(took for phase, took in seconds.items() if phase in SELECTION_PHASES))
-    if elements is not None:
-        timed = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
-        select_s *= elements / float(timed)
+    if scale_to_elements is not None:
+        timed_elements = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
+        select_s *= scale_to_elements / float(timed_elements)
     compute_s = seconds[~seconds.index.isin([*SELECTION_PHASES, *COMMUNICATION_PHASES])].sum()
-    return LocalWork(float(compute_s), select_s)
+    return ComputeAndSelectSeconds(float(compute_s), select_s)
 
 
-def published_work(method: str) -> LocalWork:
-    """Return the work by the logs of Yoon and Oh 2022: 8 A100, batch 128, validation taken out.
+def published_compute_and_select(method: str) -> ComputeAndSelectSeconds:
+    """Return what a step takes but for communicating, by the logs of Yoon and Oh 2022.
+
+    Of 8 A100 with batch 128, validation taken out.
 
     Computing is what a dense iteration takes but for communicating, selecting what another method's takes
     beyond that.
@@ -117,28 +121,34 @@ def published_work(method: str) -> LocalWork:
         validation_free_step_ms(job).value - float(communication_ms(job)[0])
         for job in (JOB_BY_GPU_AND_METHOD["A100", "dense"], JOB_BY_GPU_AND_METHOD["A100", method])
     )
-    return LocalWork(1e-3 * dense_ms, 1e-3 * (method_ms - dense_ms))
+    return ComputeAndSelectSeconds(1e-3 * dense_ms, 1e-3 * (method_ms - dense_ms))
 
 
-def step_seconds(
-    work: LocalWork, method: str, density: float, workers: Sequence[int], link: cost.Link
+def predicted_vgg16_step_s(
+    work: ComputeAndSelectSeconds, method: str, density: float, worker_counts: Sequence[int], link: cost.Link
 ) -> np.ndarray:
     """Return the seconds of a step of VGG-16 by the number of workers."""
-    exchanges = [exchange_s(method, VGG16_PARAMETERS, density, count, link) for count in workers]
+    exchanges = [
+        predicted_exchange_s(method, VGG16_PARAMETERS, density, workers, link) for workers in worker_counts
+    ]
     return sum(work) + np.array(exchanges)
 
 
-def timing_runs(profile: str) -> list[Run]:
+def predicted_timing_runs(profile: str) -> list[Run]:
     """Return the run in which all of METHODS take turns."""
     shared = scaled_settings(TIMED, "predicted", profile) | {"cluster": "local", "workers": 2}
-    return [Run(shared, with_density(METHODS, DENSITY if profile != "smoke" else 0.01))]
+    return [Run(shared, with_density_except_dense(METHODS, DENSITY if profile != "smoke" else 0.01))]
 
 
-def measured_work_by_method(frames: Frames) -> dict[str, LocalWork]:
-    """Return the work of each of METHODS that has runs; nothing without dense.
+def measured_compute_and_select_by_method(frames: Frames) -> dict[str, ComputeAndSelectSeconds]:
+    """Return computing and selecting of each of METHODS that has runs; nothing without dense.
 
     Computing is the same for all: what is measured as dense's counts, else its noise would be the methods'.
     """
-    dense = measured_work(frames, "dense")
-    works = {name: measured_work(frames, name) for name in METHODS}
-    return {name: LocalWork(dense.compute_s, work.select_s) for name, work in works.items() if dense and work}
+    dense = measured_compute_and_select(frames, "dense")
+    works = {name: measured_compute_and_select(frames, name) for name in METHODS}
+    return {
+        name: ComputeAndSelectSeconds(dense.compute_s, work.select_s)
+        for name, work in works.items()
+        if dense and work
+    }

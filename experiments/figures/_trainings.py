@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from analysis import plots
 from analysis.pictures.style import MethodStyle
 from analysis.records.columns import OUTCOMES
-from analysis.records.frames import Frames, find_keys
-from analysis.records.steps import add_outcomes
+from analysis.records.frames import Frames, find_run_keys
+from analysis.records.steps import add_missing_outcomes
 from analysis.stats import Estimate, final_difference, final_mean, final_ratio, mean_curve
 from experiments.config.run import Run, RunSettings
-from experiments.figures._runs import TRAINED, list_settings, scaled_settings
+from experiments.figures._runs import TRAINED, scaled_settings, setting_values_text
 
 T = TypeVar("T")
 COLUMN = "val_loss"
@@ -33,12 +33,12 @@ class NamedTrainings:
     Args:
         item: whose entry in scales.yaml they have in common.
         settings_by_name: the settings of each.
-        telling_settings: the settings by which records are told apart; all of them by default.
+        identifying_settings: the settings by which records are told apart; all of them by default.
     """
 
     item: str
     settings_by_name: Mapping[Any, RunSettings]
-    telling_settings: Collection[str] | None = None
+    identifying_settings: Collection[str] | None = None
 
     def runs(self, profile: str, seeds: Sequence[int], names: Iterable[Any]) -> list[Run]:
         """Return the runs of these trainings, all of a seed before the next seed."""
@@ -46,71 +46,71 @@ class NamedTrainings:
         trainings = [self.settings_by_name[name] for name in names]
         return [Run({**shared, **settings, "seed": seed}) for seed in seeds for settings in trainings]
 
-    def keys(self, frames: Frames, name: Any, more: RunSettings | None = None) -> list[str]:
+    def run_keys(self, frames: Frames, name: Any, extra_columns: RunSettings | None = None) -> list[str]:
         """Return the runs of a training, one a seed.
 
         Args:
-            more: columns of the records that tell them besides.
+            extra_columns: columns of the records that identify them besides.
         """
         settings = self.settings_by_name[name]
         columns = {
             "method.name" if key == "method" else key: value
             for key, value in settings.items()
-            if key in (self.telling_settings or settings)
+            if key in (self.identifying_settings or settings)
         }
-        return find_keys(frames, columns | dict(more or {}))
+        return find_run_keys(frames, columns | dict(extra_columns or {}))
 
-    def keys_by_name(self, frames: Frames) -> dict[Any, list[str]]:
+    def run_keys_by_name(self, frames: Frames) -> dict[Any, list[str]]:
         """Return the runs of each training that has any."""
-        keys = {name: self.keys(frames, name) for name in self.settings_by_name}
-        return {name: own for name, own in keys.items() if own}
+        keys_by_name = {name: self.run_keys(frames, name) for name in self.settings_by_name}
+        return {name: keys for name, keys in keys_by_name.items() if keys}
 
-    def final_loss(self, frames: Frames, name: Any) -> Estimate | None:
+    def mean_final_loss(self, frames: Frames, name: Any) -> Estimate | None:
         """Return the loss at the end, over seeds."""
-        return final_mean(frames, self.keys(frames, name), COLUMN)
+        return final_mean(frames, self.run_keys(frames, name), COLUMN)
 
-    def loss_above(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
-        """Return a training's loss at the end less that of another, paired by seed."""
-        return self._compare(final_difference, frames, name, other)
+    def final_loss_difference(self, frames: Frames, name: Any, baseline: Any) -> Estimate | None:
+        """Return a training's loss at the end less that of the baseline, paired by seed."""
+        return self._compare(final_difference, frames, name, baseline)
 
-    def loss_ratio(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
-        """Return a training's loss at the end over that of another, paired by seed."""
-        return self._compare(final_ratio, frames, name, other)
+    def final_loss_ratio(self, frames: Frames, name: Any, baseline: Any) -> Estimate | None:
+        """Return a training's loss at the end over that of the baseline, paired by seed."""
+        return self._compare(final_ratio, frames, name, baseline)
 
     def _compare(
         self, statistic: Callable[..., Estimate | None], frames: Frames, *names: Any
     ) -> Estimate | None:
-        keys = [self.keys(frames, name) for name in names]
+        keys = [self.run_keys(frames, name) for name in names]
         return statistic(frames, *keys, COLUMN) if all(keys) else None
 
-    def curves(
-        self, frames: Frames, name: Any, look: MethodStyle, how: Mapping[str, Any], x: Any = None
+    def loss_curves(
+        self, frames: Frames, name: Any, look: MethodStyle, line_style: Mapping[str, Any], x: Any = None
     ) -> list[plots.Curve]:
         """Return the loss at each validation against optimiser steps, or `x`; no curve where nothing ran."""
-        table = mean_curve(frames, self.keys(frames, name), COLUMN)
+        table = mean_curve(frames, self.run_keys(frames, name), COLUMN)
         if not len(table):
             return []
-        return [plots.Curve(look, table["step"] if x is None else x[: len(table)], table, how)]
+        return [plots.Curve(look, table["step"] if x is None else x[: len(table)], table, line_style)]
 
-    def loss_columns(self, frames: Frames, name: Any) -> dict[str, object]:
+    def loss_cells(self, frames: Frames, name: Any) -> dict[str, object]:
         """Return the cells of a table's row: the loss at the end, and the perplexity."""
-        loss = self.final_loss(frames, name)
+        loss = self.mean_final_loss(frames, name)
         return {
             "loss": loss,
             "perplexity": perplexity(loss) if loss and loss.value <= MAX_LOSS_NATS else None,
         }
 
-    def sent_columns(self, frames: Frames, name: Any) -> dict[str, object]:
+    def sent_bytes_and_seeds_cells(self, frames: Frames, name: Any) -> dict[str, object]:
         """Return the cells of a table's row: kilobytes that a worker sent in a round, and the seeds.
 
         Args:
-            frames: with outcomes (`ensure_outcomes`).
+            frames: with outcomes (`with_outcome_columns`).
         """
-        keys = self.keys(frames, name)
-        return {"in a round": mean_outcome(frames, keys, "round_bytes", KILO), "seeds": len(keys)}
+        keys = self.run_keys(frames, name)
+        return {"in a round": scaled_mean_outcome(frames, keys, "round_bytes", KILO), "seeds": len(keys)}
 
 
-def position_by_name(names: Sequence[T]) -> dict[T, float]:
+def relative_position_by_name(names: Sequence[T]) -> dict[T, float]:
     """Return places from 0 to 1, in the order of the names."""
     return {name: place / max(1, len(names) - 1) for place, name in enumerate(names)}
 
@@ -128,25 +128,27 @@ def perplexity(loss: Estimate) -> Estimate:
     return loss._replace(value=math.exp(loss.value), low=low, high=high, floor=1.0)
 
 
-def ensure_outcomes(frames: Frames) -> Frames:
+def with_outcome_columns(frames: Frames) -> Frames:
     """Return the frames with the outcomes of their runs, which older records lack."""
-    return frames if {*OUTCOMES} <= {*frames.runs} else add_outcomes(frames)
+    return frames if {*OUTCOMES} <= {*frames.runs} else add_missing_outcomes(frames)
 
 
-def mean_outcome(frames: Frames, keys: Sequence[str], column: str, unit: float = 1.0) -> float | None:
-    """Return an outcome of runs, the mean over seeds; None where it was not recorded."""
+def scaled_mean_outcome(
+    frames: Frames, keys: Sequence[str], column: str, factor: float = 1.0
+) -> float | None:
+    """Return the mean of an outcome over runs, times a factor; None where it was not recorded."""
     mean = float(frames.runs.loc[frames.runs["key"].isin(keys), column].astype(float).mean())
-    return None if math.isnan(mean) else unit * mean
+    return None if math.isnan(mean) else factor * mean
 
 
-def facts(frames: Frames) -> dict[str, object]:
+def training_facts(frames: Frames) -> dict[str, object]:
     """Return how long, with which seeds and rates was trained."""
     return {
-        "steps": f"{last_step(frames):,}", "seeds": list_settings(frames, "seed"),
-        "rates": list_settings(frames, "task.lr"),
+        "steps": f"{longest_training_steps(frames):,}", "seeds": setting_values_text(frames, "seed"),
+        "rates": setting_values_text(frames, "task.lr"),
     }  # fmt: skip
 
 
-def last_step(frames: Frames) -> int:
+def longest_training_steps(frames: Frames) -> int:
     """Return the length of the longest training in steps."""
     return int(frames.epochs["step"].max())

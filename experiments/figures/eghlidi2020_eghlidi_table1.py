@@ -17,21 +17,21 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, find_keys, value_of_run
+from analysis.records.frames import Frames, find_run_keys, value_of_run
 from analysis.stats import Estimate, estimate_mean, final_mean
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import eghlidi2020_eghlidi_table1_published as published
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings
+from experiments.figures._runs import MORE_SEEDS, SEEDS, setting_values_text
 from experiments.figures.eghlidi2020_eghlidi_table1_published import LOOKS, SCOPES, SPARSE, TABLE, WORKERS
-from experiments.figures.papers import claim
+from experiments.figures.papers import make_claim
 from experiments.tasks import chance_top1_percent
 
 TITLE = "Test accuracy by scheme, scope and number of workers"
 COLUMN = "val_top1"
 SCALE = published.SCALE
-_DATA = papers.item("eghlidi2020.eghlidi-table1")
+_DATA = papers.item_data("eghlidi2020.eghlidi-table1")
 SCHEMES: dict[str, RunSettings] = _DATA["schemes"]
 TRAININGS: dict[str, RunSettings] = _DATA["trainings"]
 DENSE = "Standard SGD"
@@ -72,7 +72,7 @@ def _cell_settings(scheme: str, scope: str, size: int, profile: str) -> RunSetti
     return {**SCHEMES[scheme], **momentum, **scoped, "task.lr": round(THEIR_RATES[scope] * size, 2)}
 
 
-def cell_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
+def cell_run_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
     """Return the runs of one cell; standard SGD has no scope."""
     settings = SCHEMES[scheme]
     columns: dict[str, Any] = {"method.name": settings["method"], "workers": size}
@@ -80,23 +80,23 @@ def cell_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
         columns["method.scope"] = SCOPE_NAMES[scope]
     if "random" in settings["method"]:
         columns["method.exchange"] = settings.get("method.exchange", "allgather")
-    return find_keys(frames, columns)
+    return find_run_keys(frames, columns)
 
 
-def cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
+def final_cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
     """Return the accuracy at the end of one cell, over seeds."""
-    return final_mean(frames, cell_keys(frames, scheme, scope, size), COLUMN)
+    return final_mean(frames, cell_run_keys(frames, scheme, scope, size), COLUMN)
 
 
 # --- over the table: differences of each seed's trainings, so that the interval is over seeds
 
 
-def block_randomk_loss(frames: Frames, scope: str) -> Estimate | None:
+def block_randomk_accuracy_drop(frames: Frames, scope: str) -> Estimate | None:
     """Return the points that Block-random-k with allReduce loses from one worker to eight."""
     return _mean_over_seeds([_loss(frames, "Block-random-k (allReduce)", scope)])
 
 
-def extra_allreduce_loss(frames: Frames, scope: str) -> Estimate | None:
+def extra_allreduce_accuracy_drop(frames: Frames, scope: str) -> Estimate | None:
     """Return by how many points more Block-random-k loses with allReduce than with allGather.
 
     The trainings of both have the same rate and as many steps.
@@ -107,7 +107,7 @@ def extra_allreduce_loss(frames: Frames, scope: str) -> Estimate | None:
     return _mean_over_seeds([reduced - gathered])
 
 
-def gather_above_reduce(frames: Frames, scheme: str) -> Estimate | None:
+def mean_allgather_margin_over_allreduce(frames: Frames, scheme: str) -> Estimate | None:
     """Return allGather less allReduce with several workers, both scopes: the mean of six pairs."""
     return _mean_over_seeds(
         [
@@ -119,7 +119,7 @@ def gather_above_reduce(frames: Frames, scheme: str) -> Estimate | None:
     )
 
 
-def layerwise_above_global(frames: Frames, *schemes: str) -> Estimate | None:
+def least_layerwise_margin_over_global(frames: Frames, *schemes: str) -> Estimate | None:
     """Return the least margin of layer-wise selection over global, of these schemes and any workers."""
     return _mean_over_seeds([
         _ends(frames, scheme, SCOPES[0], size) - _ends(frames, scheme, SCOPES[1], size)
@@ -127,7 +127,7 @@ def layerwise_above_global(frames: Frames, *schemes: str) -> Estimate | None:
     ])  # fmt: skip
 
 
-def topk_above_others(frames: Frames, scope: str) -> Estimate | None:
+def least_topk_margin_over_others(frames: Frames, scope: str) -> Estimate | None:
     """Return the least margin of Top-k over each other sparse scheme, with any number of workers."""
     return _mean_over_seeds([
         _ends(frames, "Top-k", scope, size) - _ends(frames, other, scope, size)
@@ -135,7 +135,7 @@ def topk_above_others(frames: Frames, scope: str) -> Estimate | None:
     ])  # fmt: skip
 
 
-def least_row_loss(frames: Frames) -> Estimate | None:
+def least_accuracy_drop(frames: Frames) -> Estimate | None:
     """Return the least that a row loses from one worker to eight."""
     return _mean_over_seeds([_loss(frames, scheme, scope) for scheme, scope in ROWS])
 
@@ -156,7 +156,7 @@ def _loss(frames: Frames, scheme: str, scope: str) -> pd.Series[float]:
 def _ends(frames: Frames, scheme: str, scope: str, size: int) -> pd.Series[float]:
     """Return the accuracy at the end of each training of a cell, by seed."""
     ends = {}
-    for key in cell_keys(frames, scheme, scope, size):
+    for key in cell_run_keys(frames, scheme, scope, size):
         if end := final_mean(frames, [key], COLUMN):
             ends[value_of_run(frames, key, "seed")] = end.value
     by_seed: pd.Series[float] = pd.Series(ends, dtype=float)
@@ -175,10 +175,10 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         lines = []
         printed = list[plots.Curve]()
         for scheme in LOOKS:
-            cells = {size: cell_accuracy(frames, scheme, scope, size) for size in WORKERS}
+            cells = {size: final_cell_accuracy(frames, scheme, scope, size) for size in WORKERS}
             known = {size: end for size, end in cells.items() if end is not None}
             lines.append(_scheme_line(scheme, list(known), list(known.values())))
-            printed.append(_scheme_line(scheme, WORKERS, list(published.accuracy(scheme)[row])))
+            printed.append(_scheme_line(scheme, WORKERS, list(published.scheme_accuracies(scheme)[row])))
         lines += _chance_lines(frames)
         ours.append(plots.curves_panel(lines, sizes=WORKERS, title=f"{scope} selection", ylim=(0, None)))
         title = f"Table 1 as printed: {scope}"
@@ -207,61 +207,84 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "scheme": scheme, "scope": scope, "workers": size,
-            "accuracy": cell_accuracy(frames, scheme, scope, size), "paper": TABLE[scheme][scope][size],
+            "accuracy": final_cell_accuracy(frames, scheme, scope, size), "paper": TABLE[scheme][scope][size],
         }
         for scheme, scope, size in CELLS
-        if cell_keys(frames, scheme, scope, size)
+        if cell_run_keys(frames, scheme, scope, size)
     ]  # fmt: skip
     return Table.from_rows("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
 
 
 def caption(frames: Frames, profile: str) -> str:
-    how = papers.words(f"eghlidi2020.eghlidi-table1.{profile}")
-    passes, rates = (list_settings(frames, name) for name in ("train.epochs", "task.lr"))
-    facts = {"how": how.format(passes=passes, rates=rates), "seeds": list_settings(frames, "seed")}
-    return captions.fill_caption(papers.words("eghlidi2020.eghlidi-table1"), frames, facts)
+    how = papers.text_template(f"eghlidi2020.eghlidi-table1.{profile}")
+    passes, rates = (setting_values_text(frames, name) for name in ("train.epochs", "task.lr"))
+    facts = {"how": how.format(passes=passes, rates=rates), "seeds": setting_values_text(frames, "seed")}
+    return captions.fill_caption(papers.text_template("eghlidi2020.eghlidi-table1"), frames, facts)
 
 
 def claims() -> list[Claim]:
     lost = {scope: _printed_loss("Block-random-k (allReduce)", scope) for scope in SCOPES}
-    margins = published.scope_margins()
+    margins = published.layerwise_margins_over_global()
     return [
         *(
-            claim(
-                "eghlidi2020.accuracy", cell_accuracy, scheme, scope, size, case=f"{scheme}.{scope}.{size}",
-                scheme=scheme, scope=scope, size=size, paper=TABLE[scheme][scope][size],
+            make_claim(
+                "eghlidi2020.accuracy",
+                final_cell_accuracy,
+                scheme,
+                scope,
+                size,
+                case=f"{scheme}.{scope}.{size}",
+                scheme=scheme,
+                scope=scope,
+                size=size,
+                paper=TABLE[scheme][scope][size],
             )
             for scheme, scope, size in CELLS
         ),
         *(
-            claim(
-                "eghlidi2020.block-loses-with-workers", block_randomk_loss, scope, case=scope, scope=scope,
-                paper=lost[scope], answers=["eghlidi2020.44", *["eghlidi2020.45"] * (scope == "global")],
+            make_claim(
+                "eghlidi2020.block-loses-with-workers",
+                block_randomk_accuracy_drop,
+                scope,
+                case=scope,
+                scope=scope,
+                paper=lost[scope],
+                answers=["eghlidi2020.44", *["eghlidi2020.45"] * (scope == "global")],
             )
             for scope in SCOPES
         ),
         *(
-            claim(
-                "eghlidi2020.block-loses-more-with-allreduce", extra_allreduce_loss, scope, case=scope,
-                scope=scope, paper=round(lost[scope] - _printed_loss("Block-random-k (allGather)", scope), 2),
+            make_claim(
+                "eghlidi2020.block-loses-more-with-allreduce",
+                extra_allreduce_accuracy_drop,
+                scope,
+                case=scope,
+                scope=scope,
+                paper=round(lost[scope] - _printed_loss("Block-random-k (allGather)", scope), 2),
             )
             for scope in SCOPES
         ),
-        claim(
-            "eghlidi2020.topk-layerwise-above", layerwise_above_global, "Top-k",
+        make_claim(
+            "eghlidi2020.topk-layerwise-above",
+            least_layerwise_margin_over_global,
+            "Top-k",
             paper=float(margins[SPARSE.index("Top-k")].min().round(2)),
         ),
-        claim(
-            "eghlidi2020.layerwise-above-in-every-pair", layerwise_above_global, *SPARSE,
+        make_claim(
+            "eghlidi2020.layerwise-above-in-every-pair",
+            least_layerwise_margin_over_global,
+            *SPARSE,
             paper=float(margins.min().round(2)),
         ),
         *(
-            claim("eghlidi2020.topk-above-others", topk_above_others, scope, case=scope, scope=scope)
+            make_claim(
+                "eghlidi2020.topk-above-others", least_topk_margin_over_others, scope, case=scope, scope=scope
+            )
             for scope in SCOPES
         ),
-        claim("eghlidi2020.randomk-exchanges-alike", gather_above_reduce, "Random-k"),
-        claim("eghlidi2020.every-row-loses", least_row_loss),
-    ]  # fmt: skip
+        make_claim("eghlidi2020.randomk-exchanges-alike", mean_allgather_margin_over_allreduce, "Random-k"),
+        make_claim("eghlidi2020.every-row-loses", least_accuracy_drop),
+    ]
 
 
 def _printed_loss(scheme: str, scope: str) -> float:

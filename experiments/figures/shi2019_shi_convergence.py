@@ -8,17 +8,24 @@ from functools import partial
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.records.frames import Frames, find_keys
+from analysis.records.frames import Frames, find_run_keys
 from analysis.stats import Estimate, final_difference, final_mean, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, setting_axis, span_grid, with_density
-from experiments.figures.papers import claim
+from experiments.figures._runs import (
+    MORE_SEEDS,
+    SEEDS,
+    TRAINED,
+    setting_axis,
+    span_grid,
+    with_density_except_dense,
+)
+from experiments.figures.papers import make_claim
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
-SCALE = papers.value("shi2019.scale.training")
-_DATA = papers.item("shi2019.shi-convergence")
+SCALE = papers.published_value("shi2019.scale.training")
+_DATA = papers.item_data("shi2019.shi-convergence")
 TASKS: dict[str, str] = _DATA["tasks"]
 TRAININGS: dict[str, list[RunSettings]] = _DATA["trainings"]
 METHODS: dict[str, RunSettings] = {
@@ -32,15 +39,15 @@ DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
 
 def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     shared = {**TRAINED, "profile": profile}
-    methods = with_density(METHODS, DENSITY[profile]).values()
+    methods = with_density_except_dense(METHODS, DENSITY[profile]).values()
     return span_grid(shared, setting_axis("seed", seeds[profile]), TRAININGS[profile], methods)
 
 
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-def training_keys(frames: Frames, task: str, method: str) -> list[str]:
-    return find_keys(frames, {"task.name": task, "method.name": method})
+def training_run_keys(frames: Frames, task: str, method: str) -> list[str]:
+    return find_run_keys(frames, {"task.name": task, "method.name": method})
 
 
 def trained_tasks(frames: Frames) -> list[str]:
@@ -59,7 +66,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _panel(frames: Frames, task: str) -> plots.Panel:
     curves = {
-        method: mean_curve(frames, training_keys(frames, task, method), quality_column(task))
+        method: mean_curve(frames, training_run_keys(frames, task, method), quality_column(task))
         for method in METHODS
     }
     return plots.curves_panel(
@@ -79,7 +86,7 @@ def table(frames: Frames) -> Table:
         }
         for task in trained_tasks(frames)
         for method in METHODS
-        if (keys := training_keys(frames, task, method))
+        if (keys := training_run_keys(frames, task, method))
     ]
     return Table.from_rows("At the end of the training", rows, {"validation top-1": "%"})
 
@@ -87,8 +94,8 @@ def table(frames: Frames) -> Table:
 def claims() -> list[Claim]:
     return [
         *(
-            claim(
-                "shi2019.no-loss", top1_gap, task, "dense", method, case=f"{method}.{task}",
+            make_claim(
+                "shi2019.no-loss", final_top1_gap, task, "dense", method, case=f"{method}.{task}",
                 method=style.method_style(method).label, label=label,
             )
             for task, label in TASKS.items()
@@ -97,7 +104,7 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def top1_gap(frames: Frames, task: str, above: str, below: str) -> Estimate | None:
+def final_top1_gap(frames: Frames, task: str, above: str, below: str) -> Estimate | None:
     return final_difference(
-        frames, training_keys(frames, task, above), training_keys(frames, task, below), "val_top1"
+        frames, training_run_keys(frames, task, above), training_run_keys(frames, task, below), "val_top1"
     )

@@ -13,20 +13,20 @@ from typing import Any
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.records.frames import Frames, cache_by_frames, find_keys, value_of_run
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys, value_of_run
 from analysis.records.steps import warm_steps
 from analysis.stats import COUNTED, Estimate, phase_time, phase_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._runs import TIMED, list_settings, profile_entry, with_density
-from experiments.figures.papers import claim, claim_each
+from experiments.figures._runs import TIMED, profile_entry, setting_values_text, with_density_except_dense
+from experiments.figures.papers import make_claim, make_claims_by_case
 
 TITLE = "Time of selecting by number of elements, exact and approximate"
 DENSITY = 0.001
 SCALE = {"method.density": DENSITY}
 EXACT, PUBLISHED = "topk", "gaussiank-published"  # torch.topk, which everything is compared with
-_DATA = papers.item("shi2019.shi-selection")
+_DATA = papers.item_data("shi2019.shi-selection")
 METHODS: dict[str, RunSettings] = {name: entry["settings"] for name, entry in _DATA["methods"].items()}
 LOOKS = {
     name: style.method_style(name)._replace(label=entry["label"], **entry.get("look", {}))
@@ -40,7 +40,7 @@ CONTENT = 4 / 3  # of k: the most that the published rule is content with
 
 def runs(profile: str) -> list[Run]:
     """Return a process for each size, in which all methods take turns."""
-    variants = with_density(METHODS, DENSITIES[profile])
+    variants = with_density_except_dense(METHODS, DENSITIES[profile])
     shared = {
         **TIMED, "profile": profile, "task": "vector", "task.tensors": 1, "cluster": "local", "workers": 1,
     }  # fmt: skip
@@ -50,31 +50,31 @@ def runs(profile: str) -> list[Run]:
     ]
 
 
-def measured_sizes(frames: Frames) -> list[int]:
+def measured_element_counts(frames: Frames) -> list[int]:
     """Return the numbers of elements, ascending."""
     return [int(size) for size in captions.distinct_values(frames, "task.elements")]
 
 
-def timed_keys(frames: Frames, method: str, size: int) -> list[str]:
+def timed_run_keys(frames: Frames, method: str, size: int) -> list[str]:
     """Return the runs of a method on so many elements."""
-    return find_keys(frames, {"variant": method, "task.elements": size})
+    return find_run_keys(frames, {"variant": method, "task.elements": size})
 
 
 def selection_ms(frames: Frames, method: str, size: int) -> Estimate | None:
     """Return the milliseconds of adding gradient to residual, searching, and emptying the residual."""
-    return phase_time(frames, timed_keys(frames, method, size), "select", unit=1e3)
+    return phase_time(frames, timed_run_keys(frames, method, size), "select", unit=1e3)
 
 
 @cache_by_frames
 def selection_speedup(frames: Frames, method: str, size: int, over: str = EXACT) -> Estimate | None:
     """Return the time of another method's selecting over that of this one's, paired by turns."""
-    keys, baseline = (timed_keys(frames, name, size) for name in (over, method))
+    keys, baseline = (timed_run_keys(frames, name, size) for name in (over, method))
     return phase_time_ratio(frames, keys, baseline, "select")
 
 
-def selected_over_k(frames: Frames, method: str, size: int) -> float | None:
+def mean_selected_over_k(frames: Frames, method: str, size: int) -> float | None:
     """Return the elements per step over k, in the mean."""
-    keys = timed_keys(frames, method, size)
+    keys = timed_run_keys(frames, method, size)
     if not keys:
         return None
     k = max(1, int(float(value_of_run(frames, keys[0], "method.density")) * size))
@@ -100,7 +100,7 @@ def _panel(
     lines: list[plots.Curve],
     ylabel: str,
 ) -> plots.Panel:
-    sizes = measured_sizes(frames)
+    sizes = measured_element_counts(frames)
     levels = []
     curves = []
     for method, look in LOOKS.items():
@@ -121,13 +121,13 @@ def table(frames: Frames) -> list[Table]:
     return [
         _table(frames, "Time of selecting by number of elements", selection_ms, "ms"),
         _table(frames, "Time of torch.topk over that of each", selection_speedup, "x"),
-        _table(frames, "Elements selected over k", selected_over_k),
+        _table(frames, "Elements selected over k", mean_selected_over_k),
     ]
 
 
 def _table(frames: Frames, title: str, cell: Callable[[Frames, str, int], object], unit: str = "") -> Table:
     """Return a table with a row for each method and a column for each size."""
-    columns = {f"{size:,}": size for size in measured_sizes(frames)}
+    columns = {f"{size:,}": size for size in measured_element_counts(frames)}
     rows = [
         {"method": look.label, **{name: cell(frames, method, size) for name, size in columns.items()}}
         for method, look in LOOKS.items()
@@ -136,30 +136,30 @@ def _table(frames: Frames, title: str, cell: Callable[[Frames, str, int], object
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    threads = list_settings(frames, "threads")
+    threads = setting_values_text(frames, "threads")
     threads += " thread" if threads == "1" else " threads"
-    return {"threads": threads, "densities": list_settings(frames, "method.density")}
+    return {"threads": threads, "densities": setting_values_text(frames, "method.density")}
 
 
 def claims() -> list[Claim]:
     compared = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
     labels = {method: LOOKS[method].label for method in compared}
     return [
-        claim("shi2019.gaussiank-much-faster", least_speedup, PUBLISHED),
-        *claim_each("shi2019.faster", least_speedup, labels),
-        claim("shi2019.fused-faster-than-gaussiank", least_speedup, "topk-fused", PUBLISHED),
-        claim("shi2019.gaussiank-selects", most_selected, tolerance=CONTENT),
+        make_claim("shi2019.gaussiank-much-faster", least_selection_speedup, PUBLISHED),
+        *make_claims_by_case("shi2019.faster", least_selection_speedup, labels),
+        make_claim("shi2019.fused-faster-than-gaussiank", least_selection_speedup, "topk-fused", PUBLISHED),
+        make_claim("shi2019.gaussiank-selects", most_selected_over_k, tolerance=CONTENT),
     ]
 
 
-def least_speedup(frames: Frames, method: str, over: str = EXACT) -> Estimate | None:
+def least_selection_speedup(frames: Frames, method: str, over: str = EXACT) -> Estimate | None:
     """Return the speed-up of selecting at the size where it is least."""
-    speedups = [selection_speedup(frames, method, size, over) for size in measured_sizes(frames)]
+    speedups = [selection_speedup(frames, method, size, over) for size in measured_element_counts(frames)]
     return min(filter(None, speedups), key=lambda speedup: speedup.value, default=None)
 
 
-def most_selected(frames: Frames) -> Estimate | None:
+def most_selected_over_k(frames: Frames) -> Estimate | None:
     """Return what Gaussian-k as published selects over k, at the size where it is most."""
-    shares = [selected_over_k(frames, PUBLISHED, size) for size in measured_sizes(frames)]
+    shares = [mean_selected_over_k(frames, PUBLISHED, size) for size in measured_element_counts(frames)]
     known = [share for share in shares if share is not None]
     return Estimate.exact(max(known), len(known), COUNTED) if known else None

@@ -17,16 +17,23 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
-from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Estimate, MixedRunsError, phase_time, step_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._links import ABOVE, BELOW, BETA, FOUND_GBIT_S, BreakEvenBandwidths, split_by_link
-from experiments.figures._runs import TIMED, list_settings, scaled_settings, variant_settings
-from experiments.figures.papers import claim
+from experiments.figures._links import (
+    ABOVE_LINKS,
+    BELOW_LINKS,
+    BETA_COLUMN,
+    FOUND_GBIT_S_COLUMN,
+    BreakEvenBandwidths,
+    split_by_link,
+)
+from experiments.figures._runs import TIMED, scaled_settings, setting_values_text, settings_by_variant
+from experiments.figures.papers import make_claim
 
 SCALE = yoon2022.TIMING_SCALE
 TITLE = "Up to which bandwidth Top-k beats overlapped dense training, measured"
@@ -42,7 +49,7 @@ BATCHES = (8, 32)  # of a worker
 TICKS = (0.1, 0.2, 0.5, 1, 2)  # Gbit/s, and ratios
 
 
-class Model(NamedTuple):
+class MeasuredModel(NamedTuple):
     """A network, and how its launches are made."""
 
     label: str
@@ -50,8 +57,11 @@ class Model(NamedTuple):
     limit_min: float  # of the first three launches together
 
 
-MODELS = {"vgg16_cifar10": Model("VGG-16", 8, 4.5), "slimvgg_cifar10": Model("slim VGG-16", 1, 1.2)}
-SMALL = {"cnn_digits": Model("CNN", 0.05, 0.06)}
+MODELS = {
+    "vgg16_cifar10": MeasuredModel("VGG-16", 8, 4.5),
+    "slimvgg_cifar10": MeasuredModel("slim VGG-16", 1, 1.2),
+}
+SMALL = {"cnn_digits": MeasuredModel("CNN", 0.05, 0.06)}
 CELLS = [(task, batch) for task in MODELS for batch in BATCHES]
 
 
@@ -66,7 +76,7 @@ def runs(profile: str) -> list[Run]:
         Run(
             {**shared, "task": task, "task.batch_size": batch, "link": link,
              "alternate.limit_min": model.limit_min},
-            variants_in_buckets("crossover-measured", model),
+            settings_by_variant_with_bucketed_dense("crossover-measured", model),
         )
         for task, model in (SMALL if smoke else MODELS).items()
         for batch in (BATCHES[:1] if smoke else BATCHES)
@@ -74,9 +84,9 @@ def runs(profile: str) -> list[Run]:
     ]  # fmt: skip
 
 
-def variants_in_buckets(item: str, model: Model) -> dict[str, RunSettings]:
+def settings_by_variant_with_bucketed_dense(item: str, model: MeasuredModel) -> dict[str, RunSettings]:
     """Return an item's variants, dense with buckets in the size that suits the model."""
-    settings_by_name = dict(variant_settings(item))
+    settings_by_name = dict(settings_by_variant(item))
     settings_by_name[DENSE] = {**settings_by_name[DENSE], "method.scope": model.bucket_mb}
     return settings_by_name
 
@@ -85,36 +95,36 @@ def variants_in_buckets(item: str, model: Model) -> dict[str, RunSettings]:
 
 
 @cache_by_frames
-def select_cell(frames: Frames, task: str, batch: int) -> Frames:
+def select_task_and_batch(frames: Frames, task: str, batch: int) -> Frames:
     """Return the runs of a cell."""
-    return select_runs(frames, find_keys(frames, {"task.name": task, "task.batch_size": batch}))
+    return select_runs(frames, find_run_keys(frames, {"task.name": task, "task.batch_size": batch}))
 
 
-def measured_cells(frames: Frames) -> list[tuple[str, int]]:
+def measured_tasks_and_batches(frames: Frames) -> list[tuple[str, int]]:
     """Return the cells that were measured, in the order of the models."""
     return [
         (task, batch)
         for task in dict.fromkeys((*MODELS, *captions.distinct_values(frames, "task.name")))
         for batch in captions.distinct_values(frames, "task.batch_size")
-        if len(select_cell(frames, task, batch).runs)
+        if len(select_task_and_batch(frames, task, batch).runs)
     ]
 
 
-def step_ratio(
+def step_time_ratio_on_link(
     frames: Frames, task: str, batch: int, link: str, method: str, baseline: str
 ) -> Estimate | None:
     """Return the step time of a method over that of another on a link; None where it was not measured."""
-    cell = split_by_link(select_cell(frames, task, batch)).get(link)
-    return cell and yoon2022.step_ratio(cell, method, baseline, MODE)
+    cell = split_by_link(select_task_and_batch(frames, task, batch)).get(link)
+    return cell and yoon2022.step_time_ratio_to_baseline(cell, method, baseline, MODE)
 
 
-def found_gbit_s(frames: Frames) -> float:
+def median_found_gbit_s(frames: Frames) -> float:
     """Return the bandwidth of a link while both nodes send, the median over runs."""
-    return float(frames.runs[FOUND_GBIT_S].astype(float).median())
+    return float(frames.runs[FOUND_GBIT_S_COLUMN].astype(float).median())
 
 
 @cache_by_frames
-def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
+def step_ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
     """Return the step time of a method over that of overlapped dense: (launches, links).
 
     Only of launches that went over all links.
@@ -126,9 +136,9 @@ def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
     for link, runs in split_by_link(frames).items():
         ratios[link] = {}
         for launch in captions.distinct_values(runs, "seed"):
-            keys = find_keys(runs, {"seed": launch})
+            keys = find_run_keys(runs, {"seed": launch})
             sparse, dense = (
-                [key for key in yoon2022.method_keys(runs, name, MODE) if key in keys]
+                [key for key in yoon2022.method_run_keys(runs, name, MODE) if key in keys]
                 for name in (method, DENSE)
             )
             if ratio := step_time_ratio(runs, sparse, dense):
@@ -138,19 +148,23 @@ def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
 
 
 @cache_by_frames
-def break_evens(frames: Frames, task: str, batch: int, method: str) -> BreakEvenBandwidths:
+def measured_break_even_bandwidths(frames: Frames, task: str, batch: int, method: str) -> BreakEvenBandwidths:
     """Return the bandwidths up to which a method takes less than overlapped dense, by launch."""
-    cell = select_cell(frames, task, batch)
-    ratios = ratios_to_dense(cell, method)
-    table = cell.runs.reindex(columns=["seed", _links.LINK, FOUND_GBIT_S]).astype({FOUND_GBIT_S: float})
-    link_gbit_s = table.pivot_table(index="seed", columns=_links.LINK, values=FOUND_GBIT_S, aggfunc="median")
-    return BreakEvenBandwidths.between_links(link_gbit_s, ratios)
+    cell = select_task_and_batch(frames, task, batch)
+    ratios = step_ratios_to_dense(cell, method)
+    table = cell.runs.reindex(columns=["seed", _links.LINK_COLUMN, FOUND_GBIT_S_COLUMN]).astype(
+        {FOUND_GBIT_S_COLUMN: float}
+    )
+    link_gbit_s = table.pivot_table(
+        index="seed", columns=_links.LINK_COLUMN, values=FOUND_GBIT_S_COLUMN, aggfunc="median"
+    )
+    return BreakEvenBandwidths.interpolate_between_links(link_gbit_s, ratios)
 
 
 # --- what the alpha-beta model predicts
 
 
-class StepModel(NamedTuple):
+class PredictedStep(NamedTuple):
     """A step as the alpha-beta model sees it."""
 
     rest_s: float  # of computing, without backward
@@ -167,15 +181,15 @@ class StepModel(NamedTuple):
         after, and the longer one of backward and exchange. So Top-k is quicker where what dense sends more
         takes longer than backward and selecting together.
         """
-        return _predicted.break_even_gbit_s(
+        return _predicted.predicted_break_even_gbit_s(
             method, self.select_s, self.density, self.workers, self.elements, self.backward_s
         )
 
     def ratio_to_dense(self, method: str, gbit_s: float) -> float:
         """Return the time of the method's step over one of overlapped dense."""
         dense_s, sparse_s = (
-            _predicted.exchange_s(
-                name, self.elements, self.density, self.workers, _predicted.ethernet(gbit_s)
+            _predicted.predicted_exchange_s(
+                name, self.elements, self.density, self.workers, _predicted.ethernet_link(gbit_s)
             )
             for name in ("dense", method)
         )
@@ -184,34 +198,36 @@ class StepModel(NamedTuple):
 
 
 @cache_by_frames
-def step_model(frames: Frames, method: str) -> StepModel | None:
+def predict_step_from_serialised(frames: Frames, method: str) -> PredictedStep | None:
     """Return what a method's serialised steps say; None where they were not measured.
 
     Computing is the same for both selections: the mean of both counts.
     """
-    own = _predicted.measured_work(frames, f"{method}-serialised")
-    works = [_predicted.measured_work(frames, name) for name in SERIALISED]
+    own = _predicted.measured_compute_and_select(frames, f"{method}-serialised")
+    works = [_predicted.measured_compute_and_select(frames, name) for name in SERIALISED]
     computing = [work.compute_s for work in works if work]
     if own is None or len(computing) < len(SERIALISED):
         return None
-    keys = [yoon2022.method_keys(frames, name) for name in SERIALISED]
+    keys = [yoon2022.method_run_keys(frames, name) for name in SERIALISED]
     backward_s = float(
         np.mean([mean_phase_seconds(frames, variant_keys)["backward"] for variant_keys in keys])
     )
     run = frames.runs[frames.runs["key"].eq(keys[0][0])].iloc[0]
-    return StepModel(
+    return PredictedStep(
         float(np.mean(computing)) - backward_s, backward_s, own.select_s, int(run["parameters"]),
         int(run["workers"]), float(run["method.density"]),
     )  # fmt: skip
 
 
 @cache_by_frames
-def predicted_break_evens(frames: Frames, task: str, batch: int, method: str) -> pd.Series[float]:
+def predicted_break_even_gbit_s_by_launch(
+    frames: Frames, task: str, batch: int, method: str
+) -> pd.Series[float]:
     """Return the bandwidth that the model predicts from each launch that went over all links."""
-    cell = select_cell(frames, task, batch)
+    cell = select_task_and_batch(frames, task, batch)
     gbit_s = {}
-    for launch in ratios_to_dense(cell, method).index:
-        model = step_model(select_runs(cell, find_keys(cell, {"seed": launch})), method)
+    for launch in step_ratios_to_dense(cell, method).index:
+        model = predict_step_from_serialised(select_runs(cell, find_run_keys(cell, {"seed": launch})), method)
         if model:
             gbit_s[launch] = model.break_even_gbit_s(method)
     by_launch: pd.Series[float] = pd.Series(gbit_s, dtype=float)
@@ -229,42 +245,44 @@ def claims() -> list[Claim]:
         words: dict[str, Any] = {"model": MODELS[task].label, "batch": batch}
         cell = f"{task.removesuffix('_cifar10')}-{batch}"
         listed += [
-            claim(
-                f"{family}.narrow", step_ratio, task, batch, LINKS[0], DENSE, method,
+            make_claim(
+                f"{family}.narrow", step_time_ratio_on_link, task, batch, LINKS[0], DENSE, method,
                 case=f"{cell}.{method}", selection=LOOKS[method].label, link=LINKS[0], **words,
             )
             for method in SELECTIONS
         ]  # fmt: skip
         listed += [
-            claim(
-                f"{family}.as-predicted", factor_to_prediction, task, batch, method,
+            make_claim(
+                f"{family}.as-predicted", factor_between_measured_and_predicted, task, batch, method,
                 case=f"{cell}.{method}", selection=LOOKS[method].label, link=all_links, **words,
             )
             for method in SELECTIONS
         ]  # fmt: skip
         listed.append(
-            claim(f"{family}.fused-higher", ratio_of_break_evens, task, batch, *SELECTIONS,
+            make_claim(f"{family}.fused-higher", break_even_ratio_of_selections, task, batch, *SELECTIONS,
                   case=cell, link=all_links, **words)
         )  # fmt: skip
     return listed
 
 
-def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> Estimate | None:
+def factor_between_measured_and_predicted(
+    frames: Frames, task: str, batch: int, method: str
+) -> Estimate | None:
     """Return the factor between the measured bandwidth and the predicted one, whichever is larger.
 
     Raises:
-        Mixed: in some launch there is no such bandwidth within the links.
+        MixedRunsError: in some launch there is no such bandwidth within the links.
     """
-    measured = break_evens(frames, task, batch, method)
-    predicted = predicted_break_evens(frames, task, batch, method)
+    measured = measured_break_even_bandwidths(frames, task, batch, method)
+    predicted = predicted_break_even_gbit_s_by_launch(frames, task, batch, method)
     if not len(measured.gbit_s) or not len(predicted):
         return None
-    if measured.mean() is None:
+    if measured.mean_if_within_links() is None:
         raise MixedRunsError(
             f"no crossing to compare: {measured.describe_outside()}; predicted "
             f"{format_brief(float(predicted.mean()))} Gbit/s"
         )
-    ratio = _links.mean_launch_ratio(measured.gbit_s, predicted)
+    ratio = _links.mean_ratio_over_launches(measured.gbit_s, predicted)
     assert ratio is not None, "both are of the same launches"
     factor = max(ratio.value, 1 / ratio.value)
     if ratio.low is None or ratio.high is None:
@@ -273,21 +291,23 @@ def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> 
     return ratio._replace(value=factor, low=low, high=max(ratio.high, 1 / ratio.low))
 
 
-def ratio_of_break_evens(frames: Frames, task: str, batch: int, method: str, faster: str) -> Estimate | None:
+def break_even_ratio_of_selections(
+    frames: Frames, task: str, batch: int, method: str, faster: str
+) -> Estimate | None:
     """Return the break-even bandwidth of the faster selection over the other's, paired by launch.
 
     Raises:
-        Mixed: in some launch both lie outside the links at the same end.
+        MixedRunsError: in some launch both lie outside the links at the same end.
     """
-    slow, fast = (break_evens(frames, task, batch, name) for name in (method, faster))
-    return _links.break_even_ratio(fast, slow, "crossings")
+    slow, fast = (measured_break_even_bandwidths(frames, task, batch, name) for name in (method, faster))
+    return _links.mean_break_even_ratio(fast, slow, "crossings")
 
 
 # --- picture and table
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [_panel(frames, task, batch) for task, batch in measured_cells(frames)]
+    panels = [_panel(frames, task, batch) for task, batch in measured_tasks_and_batches(frames)]
     rows = 2 if len(panels) == len(CELLS) else 1
     return plots.compose_figure(
         panels, 2.4 * rows + 0.4, rows=rows, sharex=True, ylabel="Step time / overlapped dense"
@@ -295,21 +315,26 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
-    cell = select_cell(frames, task, batch)
-    runs_by_bandwidth = {found_gbit_s(runs): runs for runs in split_by_link(cell).values()}
+    cell = select_task_and_batch(frames, task, batch)
+    runs_by_bandwidth = {median_found_gbit_s(runs): runs for runs in split_by_link(cell).values()}
     ends = min(runs_by_bandwidth), max(runs_by_bandwidth)
     lines = []
     for height, method in enumerate(SELECTIONS):
         look = LOOKS[method]
-        ratios = {x: yoon2022.step_ratio(runs, method, DENSE, MODE) for x, runs in runs_by_bandwidth.items()}
+        ratios = {
+            x: yoon2022.step_time_ratio_to_baseline(runs, method, DENSE, MODE)
+            for x, runs in runs_by_bandwidth.items()
+        }
         measured = {x: ratio for x, ratio in ratios.items() if ratio}
         lines.append(plots.Curve(look, list(measured), list(measured.values())))
-        if model := step_model(cell, method):
+        if model := predict_step_from_serialised(cell, method):
             x = np.geomspace(*ends, 61)
             y = [model.ratio_to_dense(method, gbit_s) for gbit_s in x]
             dashed = {"linestyle": (0, (4, 2)), "marker": "", "label": f"{look.label}, predicted"}
             lines.append(plots.Curve(look, x, y, dashed))
-        lines += _crossing_marks(break_evens(frames, task, batch, method), look, ends, 1.06 - 0.12 * height)
+        lines += _crossing_marks(
+            measured_break_even_bandwidths(frames, task, batch, method), look, ends, 1.06 - 0.12 * height
+        )
     return plots.curves_panel(
         lines, log=TICKS, sizes=TICKS, level=1.0, title=f"{_label(task)}, batch {batch}",
         xlabel="Bandwidth found (Gbit/s)",
@@ -321,14 +346,14 @@ def _crossing_marks(
 ) -> list[plots.Curve]:
     """Return a diamond on the level of 1 with its interval, or arrows at the ends outside which it lies."""
     large = {"markersize": 6, "markeredgecolor": "white", "label": None, "zorder": 5, "clip_on": False}
-    if mean := crossings.mean():
+    if mean := crossings.mean_if_within_links():
         edges = [] if mean.low is None else [mean.low, mean.high]
         interval = {"marker": "|", "linewidth": 2.5, "label": None}
         line = plots.Curve(look, edges, [1.0] * len(edges), interval)
         return [line, plots.Curve(look, [mean.value], [1.0], {**large, "marker": "D"})]
     return [
         plots.Curve(look, [x], [height], {**large, "marker": marker})
-        for x, marker, end in zip(ends, "<>", (BELOW, ABOVE), strict=True)
+        for x, marker, end in zip(ends, "<>", (BELOW_LINKS, ABOVE_LINKS), strict=True)
         if (crossings.gbit_s == end).any()
     ]
 
@@ -341,27 +366,40 @@ def table(frames: Frames) -> list[Table]:
     """Return the break-even bandwidths, and the ratios at each link."""
     crossing_rows = []
     link_rows = []
-    for task, batch in measured_cells(frames):
+    for task, batch in measured_tasks_and_batches(frames):
         cell_columns = {"model": _label(task), "batch": batch}
         for method in SELECTIONS:
-            crossings = break_evens(frames, task, batch, method)
-            mean = crossings.mean()
-            crossing_rows.append({
-                **cell_columns, "selection": LOOKS[method].label, "as long as dense at": mean,
-                "outside": "" if mean else crossings.describe_outside(),
-                "predicted": _links.mean_if_inside(predicted_break_evens(frames, task, batch, method)),
-                "launches": len(crossings.gbit_s),
-            })  # fmt: skip
-        for runs in split_by_link(select_cell(frames, task, batch)).values():
-            link_rows.append({
-                **cell_columns, "asked": 8e-9 / float(runs.runs[BETA].iloc[0]), "found": found_gbit_s(runs),
-                "dense, overlapped":
-                    phase_time(runs, yoon2022.method_keys(runs, DENSE, MODE), "slowest", unit=1e3),
-                **{
-                    f"{LOOKS[method].label} / dense": yoon2022.step_ratio(runs, method, DENSE, MODE)
-                    for method in SELECTIONS
-                },
-            })  # fmt: skip
+            crossings = measured_break_even_bandwidths(frames, task, batch, method)
+            mean = crossings.mean_if_within_links()
+            crossing_rows.append(
+                {
+                    **cell_columns,
+                    "selection": LOOKS[method].label,
+                    "as long as dense at": mean,
+                    "outside": "" if mean else crossings.describe_outside(),
+                    "predicted": _links.mean_if_within_links(
+                        predicted_break_even_gbit_s_by_launch(frames, task, batch, method)
+                    ),
+                    "launches": len(crossings.gbit_s),
+                }
+            )
+        for runs in split_by_link(select_task_and_batch(frames, task, batch)).values():
+            link_rows.append(
+                {
+                    **cell_columns,
+                    "asked": 8e-9 / float(runs.runs[BETA_COLUMN].iloc[0]),
+                    "found": median_found_gbit_s(runs),
+                    "dense, overlapped": phase_time(
+                        runs, yoon2022.method_run_keys(runs, DENSE, MODE), "slowest", unit=1e3
+                    ),
+                    **{
+                        f"{LOOKS[method].label} / dense": yoon2022.step_time_ratio_to_baseline(
+                            runs, method, DENSE, MODE
+                        )
+                        for method in SELECTIONS
+                    },
+                }
+            )
     gbit_s = dict.fromkeys(("as long as dense at", "predicted"), "Gbit/s")
     units = {"asked": "Gbit/s", "found": "Gbit/s", "dense, overlapped": "ms"}
     return [
@@ -376,5 +414,5 @@ def facts(frames: Frames) -> dict[str, object]:
     buckets = [f"{format_number(model.bucket_mb)} MB for {model.label}" for model in MODELS.values()]
     return {
         "launches": len(captions.distinct_values(frames, "seed")), "buckets": captions.join_words(buckets),
-        "density": list_settings(frames, "method.density"),
+        "density": setting_values_text(frames, "method.density"),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
-from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.stats import Estimate, final_mean, mean_curve
 from analysis.tables import Table
 from analysis.times.exchange_rounds import StepSeconds, step_seconds_by_launch
@@ -31,21 +31,21 @@ from analysis.times.time_to_target import (
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_loss as local_loss
-from experiments.figures._links import mean_launch_ratio, mean_over_launches, quantity_by_launch
-from experiments.figures._runs import TIMED, list_settings, profile_settings
-from experiments.figures.papers import claim, words
-from experiments.figures.survey_local_loss import TRAININGS, LocalMethod
+from experiments.figures._links import mean_over_launches, mean_ratio_over_launches, quantity_by_launch
+from experiments.figures._runs import TIMED, profile_settings, setting_values_text
+from experiments.figures.papers import make_claim, text_template
+from experiments.figures.survey_local_loss import TRAININGS, MethodWithPeriod
 
 TITLE = "Loss of a small language model against time, over a link with distance"
 SCALE = local_loss.SCALE
 COLUMN = _trainings.COLUMN
-_DATA = papers.item("survey.internet-loss")
+_DATA = papers.item_data("survey.internet-loss")
 LINK: str = _DATA["link"]
-DENSE = LocalMethod("dense")
-RINGS = LocalMethod("dense-rings")  # dense by gloo's rings, which differs in time alone
-COMPARED = [LocalMethod(*pair) for pair in _DATA["compared"]]
+DENSE = MethodWithPeriod("dense")
+RINGS = MethodWithPeriod("dense-rings")  # dense by gloo's rings, which differs in time alone
+COMPARED = [MethodWithPeriod(*pair) for pair in _DATA["compared"]]
 # Trained in real time, by profile.
-WHOLE = {profile: [LocalMethod(*pair) for pair in pairs] for profile, pairs in _DATA["whole"].items()}
+WHOLE = {profile: [MethodWithPeriod(*pair) for pair in pairs] for profile, pairs in _DATA["whole"].items()}
 SHARE = 10.0  # % above what dense ends at: the loss that is judged
 SHARES = (5.0, 10.0, 15.0, 20.0)  # all of them in the table
 NETNS = {"cluster.where": "netns"}  # on emulated nodes
@@ -74,19 +74,19 @@ def more_runs(profile: str) -> list[Run]:
     return _trajectories(profile, local_loss.MORE_SEEDS)
 
 
-def _planned_methods(profile: str) -> list[LocalMethod]:
+def _planned_methods(profile: str) -> list[MethodWithPeriod]:
     """Return what a profile compares: local steps at the H of local-loss."""
     return [method for method in COMPARED if method.every in (None, *local_loss.EVERY[profile])]
 
 
-def _turn_settings(method: LocalMethod) -> RunSettings:
+def _turn_settings(method: MethodWithPeriod) -> RunSettings:
     """Return in what a method in turns differs; rates don't matter to times, and all take the task's."""
     settings = TRAININGS.settings_by_name[_trained_method(method)]
     settings = {key: value for key, value in settings.items() if not key.startswith("task.")}
     return {**settings, "collectives": "backend"} if method == RINGS else settings
 
 
-def _trained_method(method: LocalMethod) -> LocalMethod:
+def _trained_method(method: MethodWithPeriod) -> MethodWithPeriod:
     return DENSE if method == RINGS else method
 
 
@@ -99,61 +99,63 @@ def _trajectories(profile: str, seeds: Mapping[str, list[int]]) -> list[Run]:
 # --- what the runs are
 
 
-def trained_keys(frames: Frames, method: LocalMethod, where: str = "virtual") -> list[str]:
+def training_run_keys(frames: Frames, method: MethodWithPeriod, where: str = "virtual") -> list[str]:
     """Return the trainings of a method, one a seed; those in real time are on emulated nodes."""
     columns = {"cluster.where": where, "train.validate": "epoch"}
-    return TRAININGS.keys(frames, _trained_method(method), columns)
+    return TRAININGS.run_keys(frames, _trained_method(method), columns)
 
 
 @cache_by_frames
-def step_times(frames: Frames, method: LocalMethod) -> dict[int, StepSeconds]:
+def method_step_seconds_by_launch(frames: Frames, method: MethodWithPeriod) -> dict[int, StepSeconds]:
     """Return the steps of the launches in which a method took turns, by launch."""
     columns = {**NETNS, "train.validate": "never", "collectives": "backend" if method == RINGS else "auto"}
-    return step_seconds_by_launch(frames, TRAININGS.keys(frames, _trained_method(method), columns))
+    return step_seconds_by_launch(frames, TRAININGS.run_keys(frames, _trained_method(method), columns))
 
 
-def mean_step_s(frames: Frames, method: LocalMethod) -> Estimate | None:
+def mean_step_s(frames: Frames, method: MethodWithPeriod) -> Estimate | None:
     """Return the seconds of a method's mean step, over launches."""
     return mean_over_launches(_step_s_by_launch(frames, method))
 
 
-def step_ratio(frames: Frames, slow: LocalMethod, fast: LocalMethod) -> Estimate | None:
+def mean_step_ratio(frames: Frames, slow: MethodWithPeriod, fast: MethodWithPeriod) -> Estimate | None:
     """Return the mean step of the slow method over that of the fast one, paired by launch."""
     slow_s, fast_s = (_step_s_by_launch(frames, method) for method in (slow, fast))
-    return mean_launch_ratio(slow_s, fast_s)
+    return mean_ratio_over_launches(slow_s, fast_s)
 
 
-def _step_s_by_launch(frames: Frames, method: LocalMethod) -> pd.Series[float]:
-    return quantity_by_launch(step_times(frames, method), lambda step: step.mean_step_s(method.every))
+def _step_s_by_launch(frames: Frames, method: MethodWithPeriod) -> pd.Series[float]:
+    return quantity_by_launch(
+        method_step_seconds_by_launch(frames, method), lambda step: step.mean_step_s(method.every)
+    )
 
 
-def mean_steps(frames: Frames) -> dict[LocalMethod, Estimate]:
+def mean_step_s_by_method(frames: Frames) -> dict[MethodWithPeriod, Estimate]:
     """Return the mean step of each method that was both trained and timed."""
-    steps = {method: mean_step_s(frames, method) for method in COMPARED if trained_keys(frames, method)}
+    steps = {method: mean_step_s(frames, method) for method in COMPARED if training_run_keys(frames, method)}
     return {method: step for method, step in steps.items() if step}
 
 
 def target_loss(frames: Frames, share: float = SHARE) -> float | None:
     """Return the loss that lies so many percent above what dense ends at, the mean over its seeds."""
-    keys = trained_keys(frames, DENSE)
+    keys = training_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * (1 + share / 100) if end else None
 
 
-def steps_to_loss(frames: Frames, method: LocalMethod, loss: float) -> CrossingBySeed:
+def steps_to_loss(frames: Frames, method: MethodWithPeriod, loss: float) -> CrossingBySeed:
     """Return the steps until a validation shows the loss, by seed."""
-    return crossing_by_seed(frames, trained_keys(frames, method), COLUMN, loss, falls=True)
+    return crossing_by_seed(frames, training_run_keys(frames, method), COLUMN, loss, falls=True)
 
 
 def speedup_to_loss(
-    frames: Frames, fast: LocalMethod, share: float = SHARE, slow: LocalMethod = DENSE
+    frames: Frames, fast: MethodWithPeriod, share: float = SHARE, slow: MethodWithPeriod = DENSE
 ) -> Estimate | None:
     """Return the slow method's time to the loss over the fast one's.
 
     Paired by seed; a step's time by launches.
     """
     loss = target_loss(frames, share)
-    ratio = step_ratio(frames, slow, fast)
+    ratio = mean_step_ratio(frames, slow, fast)
     if loss is None or ratio is None:
         return None
     return speedup_to_target(steps_to_loss(frames, slow, loss), steps_to_loss(frames, fast, loss), ratio)
@@ -162,7 +164,7 @@ def speedup_to_loss(
 # --- composed against real
 
 
-class TimeCheck(NamedTuple):
+class RealTimeCheck(NamedTuple):
     """A training in real time beside what was composed for it."""
 
     real_s: float  # in steps, until its last validation
@@ -174,44 +176,48 @@ class TimeCheck(NamedTuple):
         return 100 * abs(self.composed_s / self.real_s - 1)
 
 
-def time_checks(frames: Frames) -> dict[LocalMethod, TimeCheck]:
+def real_time_check_by_method(frames: Frames) -> dict[MethodWithPeriod, RealTimeCheck]:
     """Return a check for each training in real time."""
     checks = {}
     for method in COMPARED:
-        keys = trained_keys(frames, method, where="netns")
+        keys = training_run_keys(frames, method, where="netns")
         step = mean_step_s(frames, method)
         if method != RINGS and keys and step:
             epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
             last = epochs.groupby("key").last()
-            checks[method] = TimeCheck(float(last["wall_s"].mean()), float(last["step"].mean() * step.value))
+            checks[method] = RealTimeCheck(
+                float(last["wall_s"].mean()), float(last["step"].mean() * step.value)
+            )
     return checks
 
 
-def worst_percent_error(frames: Frames) -> Estimate | None:
+def worst_composed_time_percent_error(frames: Frames) -> Estimate | None:
     """Return by how many percent the composed time of a whole training is off, of the worst one."""
-    errors = [check.percent_error for check in time_checks(frames).values()]
+    errors = [check.percent_error for check in real_time_check_by_method(frames).values()]
     return Estimate(max(errors), n=len(errors)) if errors else None
 
 
 # --- picture and table
 
 
-def _label(method: LocalMethod) -> str:
+def _label(method: MethodWithPeriod) -> str:
     return str(_DATA["rings"]) if method == RINGS else method.label
 
 
-def _style(method: LocalMethod) -> style.MethodStyle:
+def _style(method: MethodWithPeriod) -> style.MethodStyle:
     return local_loss.LOOKS[_trained_method(method).name]._replace(label=_label(method))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    steps = mean_steps(frames)
+    steps = mean_step_s_by_method(frames)
     if DENSE not in steps:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    positions = _trainings.position_by_name(sorted({method.every for method in steps if method.every}))
+    positions = _trainings.relative_position_by_name(
+        sorted({method.every for method in steps if method.every})
+    )
     curves = []
     for method, step in steps.items():
-        table = mean_curve(frames, trained_keys(frames, method), COLUMN)
+        table = mean_curve(frames, training_run_keys(frames, method), COLUMN)
         how: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
         how |= {"linestyle": "--"} if method == RINGS else {}
         curves.append(plots.Curve(_style(method), table["step"] * step.value / 60, table, how))
@@ -229,11 +235,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def _describe_link(frames: Frames) -> str:
-    return Evidence(select_runs(frames, find_keys(frames, NETNS))).link_text()
+    return Evidence(select_runs(frames, find_run_keys(frames, NETNS))).link_text()
 
 
 @plots.panel_maker
-def _steps_panel(axes: plots.Axes, /, steps: Mapping[LocalMethod, Estimate], computing_ms: float) -> None:
+def _steps_panel(
+    axes: plots.Axes, /, steps: Mapping[MethodWithPeriod, Estimate], computing_ms: float
+) -> None:
     """Draw a step of each method: computing, and what exchanging takes besides."""
     for place, (method, step_s) in enumerate(steps.items()):
         step = step_s.scale_by(1e3)
@@ -250,14 +258,17 @@ def _steps_panel(axes: plots.Axes, /, steps: Mapping[LocalMethod, Estimate], com
 def mean_local_step_s(frames: Frames) -> float:
     """Return the seconds of a local step, which exchanges nothing: over launches and methods."""
     seconds = [
-        step.local_s for method in COMPARED for step in step_times(frames, method).values() if step.local_s
+        step.local_s
+        for method in COMPARED
+        for step in method_step_seconds_by_launch(frames, method).values()
+        if step.local_s
     ]
     return float(np.mean(seconds)) if seconds else 0.0
 
 
 def table(frames: Frames) -> list[Table]:
     """Return times to each loss, what steps take, and what trainings in real time took."""
-    steps = mean_steps(frames)
+    steps = mean_step_s_by_method(frames)
     columns = {f"{format_number(share)} %": share for share in SHARES}
     minute_rows = [
         {"method": _label(method),
@@ -276,14 +287,14 @@ def table(frames: Frames) -> list[Table]:
     check_rows = [
         {"training": _label(method), "in real time": check.real_s / 60, "composed": check.composed_s / 60,
          "error": check.percent_error}
-        for method, check in time_checks(frames).items()
+        for method, check in real_time_check_by_method(frames).items()
     ]  # fmt: skip
     end = format_brief(target_loss(frames, 0.0) or 0.0)
     title = f"Minutes until the loss is so much above dense's end ({end} nats), composed"
     step_units = dict.fromkeys(("local step", "exchanging step", "mean step"), "ms")
     tables = [
         Table.from_rows(
-            title, minute_rows, dict.fromkeys(columns, "min"), words("survey.internet-loss.note")
+            title, minute_rows, dict.fromkeys(columns, "min"), text_template("survey.internet-loss.note")
         ),
         Table.from_rows("Dense's time to that loss over a method's", speedup_rows),
         Table.from_rows("Steps", step_rows, step_units),
@@ -294,13 +305,15 @@ def table(frames: Frames) -> list[Table]:
     return tables
 
 
-def _minutes_to_loss(frames: Frames, method: LocalMethod, step: Estimate, share: float) -> Estimate | None:
+def _minutes_to_loss(
+    frames: Frames, method: MethodWithPeriod, step: Estimate, share: float
+) -> Estimate | None:
     loss = target_loss(frames, share)
     return None if loss is None else seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
 
 
-def _step_row(frames: Frames, method: LocalMethod, step: Estimate) -> dict[str, object]:
-    times = step_times(frames, method)
+def _step_row(frames: Frames, method: MethodWithPeriod, step: Estimate) -> dict[str, object]:
+    times = method_step_seconds_by_launch(frames, method)
     local_ms = quantity_by_launch(times, lambda step: 1e3 * step.local_s)
     exchanging_ms = quantity_by_launch(times, lambda step: 1e3 * step.exchanging_s)
     return {
@@ -315,25 +328,32 @@ def facts(frames: Frames) -> dict[str, object]:
     loss = target_loss(frames) or 0.0
     never = [
         _label(method)
-        for method in mean_steps(frames)
+        for method in mean_step_s_by_method(frames)
         if loss and not all_seeds_reach(steps_to_loss(frames, method, loss))
     ]
     return {
-        "link": _describe_link(frames), "share": format_number(SHARE), "target": format_brief(loss),
+        "link": _describe_link(frames),
+        "share": format_number(SHARE),
+        "target": format_brief(loss),
         "never": f" Not in all seeds: {captions.join_words(never)}." * bool(never),
-        "launches": len(step_times(frames, DENSE)), "seeds": list_settings(frames, "seed"),
-    }  # fmt: skip
+        "launches": len(method_step_seconds_by_launch(frames, DENSE)),
+        "seeds": setting_values_text(frames, "seed"),
+    }
 
 
 def claims() -> list[Claim]:
     sooner = [
-        claim("survey.internet-loss.sooner", speedup_to_loss, method, case=_case(method),
+        make_claim("survey.internet-loss.sooner", speedup_to_loss, method, case=_case(method),
               method=_label(method), link=LINK, share=format_number(SHARE))
         for method in COMPARED if method not in (DENSE, RINGS)
     ]  # fmt: skip
-    rings = claim("survey.internet-loss.rings", step_ratio, RINGS, DENSE, link=LINK)
-    return [*sooner, rings, claim("survey.internet-loss.composed", worst_percent_error, link=LINK)]
+    rings = make_claim("survey.internet-loss.rings", mean_step_ratio, RINGS, DENSE, link=LINK)
+    return [
+        *sooner,
+        rings,
+        make_claim("survey.internet-loss.composed", worst_composed_time_percent_error, link=LINK),
+    ]
 
 
-def _case(method: LocalMethod) -> str:
+def _case(method: MethodWithPeriod) -> str:
     return f"{method.name}-{method.every}" if method.every else method.name

@@ -17,7 +17,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
-from analysis.records.frames import Frames, cache_by_frames, find_keys
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys
 from analysis.records.steps import warm_steps
 from analysis.stats import Estimate, MixedRunsError
 from analysis.tables import Table
@@ -26,23 +26,23 @@ from analysis.times.exchange_rounds import StepSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._links import (
-    ABOVE,
-    ALPHA,
-    BELOW,
-    BETA,
-    FOUND_GBIT_S,
+    ABOVE_LINKS,
+    ALPHA_COLUMN,
+    BELOW_LINKS,
+    BETA_COLUMN,
+    FOUND_GBIT_S_COLUMN,
     BreakEvenBandwidths,
-    break_even_ratio,
-    mean_launch_ratio,
+    mean_break_even_ratio,
     mean_over_launches,
+    mean_ratio_over_launches,
     quantity_by_launch,
 )
-from experiments.figures._runs import TIMED, list_settings, scaled_settings
-from experiments.figures.papers import claim, words
+from experiments.figures._runs import TIMED, scaled_settings, setting_values_text
+from experiments.figures.papers import make_claim, text_template
 
 TITLE = "Share of time computing, by bandwidth, delay and local steps"
 SCALE = {"task.name": "a transformer of 1 billion parameters, simulated"}
-_DATA = papers.item("survey.utilisation")
+_DATA = papers.item_data("survey.utilisation")
 LINK: str = _DATA["link"]
 TIMED_AS: Mapping[str, RunSettings] = _DATA["timed"]
 FRAGMENTS: int = _DATA["fragments"]  # exchanges in a round of streaming
@@ -59,7 +59,7 @@ MOST = 0.999  # of a share: by noise a step with an exchange may seem the shorte
 TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # Gbit/s
 
 
-class LinkSettings(NamedTuple):
+class RequestedLink(NamedTuple):
     """A link as it was asked for."""
 
     gbit_s: float
@@ -68,13 +68,13 @@ class LinkSettings(NamedTuple):
     @property
     def settings(self) -> RunSettings:
         """Settings of a run over it."""
-        return {BETA: 8e-9 / self.gbit_s, ALPHA: self.delay_s}
+        return {BETA_COLUMN: 8e-9 / self.gbit_s, ALPHA_COLUMN: self.delay_s}
 
 
-CLAIMED = LinkSettings(0.1, 0.05)  # the link that is claimed about
+CLAIMED = RequestedLink(0.1, 0.05)  # the link that is claimed about
 
 
-class ComparedMethod(NamedTuple):
+class MethodWithPeriod(NamedTuple):
     """A method and its H; None averages every step."""
 
     method: str
@@ -90,12 +90,12 @@ def runs(profile: str) -> list[Run]:
     """Return a group of processes for each link, and one at the H at which composing is checked."""
     shared = scaled_settings(TIMED, "utilisation", profile) | {"link": LINK, "timing.mode": "production"}
     timed = [
-        Run({**shared, **LinkSettings(gbit_s, delay_s).settings}, TIMED_AS)
+        Run({**shared, **RequestedLink(gbit_s, delay_s).settings}, TIMED_AS)
         for delay_s in _DATA["delays"][profile]
         for gbit_s in _DATA["gbit_s"][profile]
     ]
     every = CHECKED[profile]
-    link = LinkSettings(CLAIMED.gbit_s, _DATA["delays"][profile][-1])
+    link = RequestedLink(CLAIMED.gbit_s, _DATA["delays"][profile][-1])
     turns: RunSettings = {"timing.warmup_steps": every, "alternate.block_steps": every}  # a round each
     variants = {name: {**TIMED_AS[name], "method.every": every} for name in (DILOCO, SPARSELOCO)}
     return [*timed, Run({**shared, **turns, **link.settings}, variants)]
@@ -105,133 +105,146 @@ def runs(profile: str) -> list[Run]:
 
 
 @cache_by_frames
-def measured_links(frames: Frames) -> list[LinkSettings]:
+def measured_links(frames: Frames) -> list[RequestedLink]:
     """Return the links that were measured, the slowest first."""
-    if BETA not in frames.runs:
+    if BETA_COLUMN not in frames.runs:
         return []
-    pairs = frames.runs[[BETA, ALPHA]].dropna().astype(float).to_numpy().tolist()
-    return sorted({LinkSettings(round(8e-9 / beta, 6), alpha) for beta, alpha in pairs})
+    pairs = frames.runs[[BETA_COLUMN, ALPHA_COLUMN]].dropna().astype(float).to_numpy().tolist()
+    return sorted({RequestedLink(round(8e-9 / beta, 6), alpha) for beta, alpha in pairs})
 
 
 @cache_by_frames
-def launch_keys(frames: Frames, method: str, link: LinkSettings, timed: int | None = None) -> list[str]:
+def launch_run_keys(frames: Frames, method: str, link: RequestedLink, timed: int | None = None) -> list[str]:
     """Return the launches of a method over a link.
 
     Args:
         timed: at another H than that from which all others are composed.
     """
     every = timed or TIMED_AS[method].get("method.every")
-    return find_keys(
+    return find_run_keys(
         frames, {"method.name": method, **link.settings, **({"method.every": every} if every else {})}
     )
 
 
 @cache_by_frames
-def found_gbit_s(frames: Frames, link: LinkSettings) -> pd.Series[float]:
+def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[float]:
     """Return by launch the bandwidth found while all nodes send; as asked where none was found."""
-    keys = [key for method in TIMED_AS for key in launch_keys(frames, method, link)]
-    timed = frames.runs[frames.runs["key"].isin(keys)].reindex(columns=["seed", FOUND_GBIT_S])
-    medians: pd.Series[float] = timed[FOUND_GBIT_S].astype(float).groupby(timed["seed"]).median()
+    keys = [key for method in TIMED_AS for key in launch_run_keys(frames, method, link)]
+    timed = frames.runs[frames.runs["key"].isin(keys)].reindex(columns=["seed", FOUND_GBIT_S_COLUMN])
+    medians: pd.Series[float] = timed[FOUND_GBIT_S_COLUMN].astype(float).groupby(timed["seed"]).median()
     return medians.fillna(link.gbit_s)
 
 
 @cache_by_frames
-def step_times(
-    frames: Frames, method: str, link: LinkSettings, timed: int | None = None
+def method_step_seconds_by_launch(
+    frames: Frames, method: str, link: RequestedLink, timed: int | None = None
 ) -> dict[int, StepSeconds]:
     """Return what steps with an exchange and without take, by launch; see `launch_keys`."""
     return exchange_rounds.step_seconds_by_launch(
-        frames, launch_keys(frames, method, link, timed), exchanges_a_round(method)
+        frames, launch_run_keys(frames, method, link, timed), exchanges_per_round(method)
     )
 
 
-def exchanges_a_round(method: str) -> int:
+def exchanges_per_round(method: str) -> int:
     """Return how often a method exchanges in a round."""
     return FRAGMENTS if method == STREAMING else 1
 
 
-def mean_step_s(
-    frames: Frames, method: str, every: int | None, link: LinkSettings, timed: int | None = None
+def mean_step_s_by_launch(
+    frames: Frames, method: str, every: int | None, link: RequestedLink, timed: int | None = None
 ) -> pd.Series[float]:
     """Return the seconds of the mean step at this H, by launch."""
-    return quantity_by_launch(step_times(frames, method, link, timed), lambda times: times.mean_step_s(every))
+    return quantity_by_launch(
+        method_step_seconds_by_launch(frames, method, link, timed), lambda times: times.mean_step_s(every)
+    )
 
 
 @cache_by_frames
-def computing_s(frames: Frames, method: str, link: LinkSettings) -> pd.Series[float]:
+def local_step_s_by_launch(frames: Frames, method: str, link: RequestedLink) -> pd.Series[float]:
     """Return the seconds of a method's step without an exchange, by launch.
 
     Of dense, which has none, the mean over the other methods.
     """
-    times = step_times(frames, method, link)
+    times = method_step_seconds_by_launch(frames, method, link)
     if method != DENSE:
         return quantity_by_launch(times, lambda launch: launch.local_s or np.nan)
-    others = {name: computing_s(frames, name, link) for name in TIMED_AS if name != DENSE}
+    others = {name: local_step_s_by_launch(frames, name, link) for name in TIMED_AS if name != DENSE}
     means: pd.Series[float] = pd.DataFrame(others).mean(axis="columns").reindex([*times])
     return means
 
 
 @cache_by_frames
-def computing_shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
+def computing_share_by_launch(
+    frames: Frames, method: str, every: int | None, link: RequestedLink
+) -> pd.Series[float]:
     """Return the share of time computing, by launch."""
-    ratios = computing_s(frames, method, link) / mean_step_s(frames, method, every, link)
+    ratios = local_step_s_by_launch(frames, method, link) / mean_step_s_by_launch(frames, method, every, link)
     return ratios.clip(upper=MOST).dropna()
 
 
-def mean_share(frames: Frames, method: str, every: int | None, link: LinkSettings) -> Estimate | None:
+def mean_computing_share(
+    frames: Frames, method: str, every: int | None, link: RequestedLink
+) -> Estimate | None:
     """Return the share of time computing, the mean over launches."""
-    return mean_over_launches(computing_shares(frames, method, every, link), (0.0, 1.0))
+    return mean_over_launches(computing_share_by_launch(frames, method, every, link), (0.0, 1.0))
 
 
 @cache_by_frames
-def exchanged_bytes(frames: Frames, method: str, link: LinkSettings) -> float:
+def mean_bytes_per_exchange(frames: Frames, method: str, link: RequestedLink) -> float:
     """Return the bytes that a worker sends in an exchange."""
-    sent = [warm_steps(frames, key).steps["wire_bytes"] for key in launch_keys(frames, method, link)]
+    sent = [warm_steps(frames, key).steps["wire_bytes"] for key in launch_run_keys(frames, method, link)]
     return float(np.mean([nbytes[nbytes > 0].mean() for nbytes in sent])) if sent else 0.0
 
 
 @cache_by_frames
-def arithmetic_shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
+def arithmetic_share_by_launch(
+    frames: Frames, method: str, every: int | None, link: RequestedLink
+) -> pd.Series[float]:
     """Return the share by bytes over the bandwidth found alone, by launch, with its seconds of computing.
 
     So tables are made that nobody measured: no latency, no selecting, no packing.
     """
-    gbit = exchanges_a_round(method) * exchanged_bytes(frames, method, link) * 8e-9 / (every or 1)
-    seconds = computing_s(frames, method, link)
-    return (seconds / (seconds + gbit / found_gbit_s(frames, link))).clip(upper=MOST).dropna()
+    gbit = exchanges_per_round(method) * mean_bytes_per_exchange(frames, method, link) * 8e-9 / (every or 1)
+    seconds = local_step_s_by_launch(frames, method, link)
+    return (seconds / (seconds + gbit / found_gbit_s_by_launch(frames, link))).clip(upper=MOST).dropna()
 
 
-def ratio_of_shares(
-    frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: LinkSettings
+def computing_share_ratio(
+    frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: RequestedLink
 ) -> Estimate | None:
     """Return one share over another, paired by launch."""
-    return mean_launch_ratio(computing_shares(frames, *first, link), computing_shares(frames, *second, link))
+    return mean_ratio_over_launches(
+        computing_share_by_launch(frames, *first, link), computing_share_by_launch(frames, *second, link)
+    )
 
 
-def arithmetic_over_measured(
-    frames: Frames, method: str, every: int | None, link: LinkSettings
+def arithmetic_over_measured_share(
+    frames: Frames, method: str, every: int | None, link: RequestedLink
 ) -> Estimate | None:
     """Return the share by arithmetic over the measured one, paired by launch."""
-    return mean_launch_ratio(
-        arithmetic_shares(frames, method, every, link), computing_shares(frames, method, every, link)
+    return mean_ratio_over_launches(
+        arithmetic_share_by_launch(frames, method, every, link),
+        computing_share_by_launch(frames, method, every, link),
     )
 
 
 # --- is composing right?
 
 
-def _composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> pd.Series[float]:
+def _composed_over_measured(frames: Frames, method: str, every: int, link: RequestedLink) -> pd.Series[float]:
     """Return the mean step as composed of those at another H over that of whole rounds, by launch."""
-    composed = mean_step_s(frames, method, every, link)
-    return composed / mean_step_s(frames, method, every, link, timed=every)
+    composed = mean_step_s_by_launch(frames, method, every, link)
+    return composed / mean_step_s_by_launch(frames, method, every, link, timed=every)
 
 
-def composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> Estimate | None:
+def composed_over_measured_step(
+    frames: Frames, method: str, every: int, link: RequestedLink
+) -> Estimate | None:
     """Return the mean step as composed of those at another H over that of whole rounds of this H."""
     return mean_over_launches(_composed_over_measured(frames, method, every, link))
 
 
-def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings) -> Estimate | None:
+def composing_error_factor(frames: Frames, method: str, every: int, link: RequestedLink) -> Estimate | None:
     """Return the factor between the two mean steps, in each launch whichever is the larger."""
     ratios = _composed_over_measured(frames, method, every, link)
     return mean_over_launches(ratios.where(ratios > 1, 1 / ratios))
@@ -241,7 +254,9 @@ def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings
 
 
 @cache_by_frames
-def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> BreakEvenBandwidths:
+def bandwidths_at_utilisation(
+    frames: Frames, method: str, percent: int, delay_s: float
+) -> BreakEvenBandwidths:
     """Return the bandwidths at which a method with Table 4's H computes for this share of its time.
 
     Linear between two links in the logarithms of bandwidth and of computing over the rest, as arithmetic has
@@ -249,38 +264,54 @@ def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> Br
     """
     every = None if method == DENSE else TABLE_4_EVERY
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
-    table = pd.DataFrame({link.gbit_s: computing_shares(frames, method, every, link) for link in links})
-    link_gbit_s = pd.DataFrame({link.gbit_s: found_gbit_s(frames, link) for link in links})
-    return BreakEvenBandwidths.between_links(link_gbit_s, table / (1 - table) * (100 - percent) / percent)
+    table = pd.DataFrame(
+        {link.gbit_s: computing_share_by_launch(frames, method, every, link) for link in links}
+    )
+    link_gbit_s = pd.DataFrame({link.gbit_s: found_gbit_s_by_launch(frames, link) for link in links})
+    return BreakEvenBandwidths.interpolate_between_links(
+        link_gbit_s, table / (1 - table) * (100 - percent) / percent
+    )
 
 
-def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str:
+def bandwidth_at_utilisation_cell(
+    frames: Frames, method: str, percent: int, delay_s: float
+) -> Estimate | str:
     """Return the mean bandwidth for a share over launches, or in words that it lies outside the links."""
-    crossings = break_evens(frames, method, percent, delay_s)
+    crossings = bandwidths_at_utilisation(frames, method, percent, delay_s)
     if not len(crossings.gbit_s):
         return "-"
-    slowest, fastest = crossings.ends
-    one_end = {(BELOW,): f"below {format_brief(slowest)}", (ABOVE,): f"above {format_brief(fastest)}"}
-    return crossings.mean() or one_end.get(tuple(crossings.gbit_s.unique())) or crossings.describe_outside()
+    slowest, fastest = crossings.median_link_range_gbit_s
+    one_end = {
+        (BELOW_LINKS,): f"below {format_brief(slowest)}",
+        (ABOVE_LINKS,): f"above {format_brief(fastest)}",
+    }
+    return (
+        crossings.mean_if_within_links()
+        or one_end.get(tuple(crossings.gbit_s.unique()))
+        or crossings.describe_outside()
+    )
 
 
-def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | None:
+def dense_over_method_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | None:
     """Return how many times less bandwidth a method needs than averaging every step, paired by launch.
 
     Raises:
-        Mixed: in some launch both bandwidths lie outside the links at the same end.
+        MixedRunsError: in some launch both bandwidths lie outside the links at the same end.
     """
-    dense, other = (break_evens(frames, name, percent, delay_s) for name in (DENSE, method))
-    return break_even_ratio(dense, other, "bandwidths")
+    dense, other = (bandwidths_at_utilisation(frames, name, percent, delay_s) for name in (DENSE, method))
+    return mean_break_even_ratio(dense, other, "bandwidths")
 
 
 def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str | None:
     """Return how many times less bandwidth for a table: at least so many where one lies outside."""
     try:
-        value = times_less_bandwidth(frames, method, percent, delay_s)
+        value = dense_over_method_bandwidth(frames, method, percent, delay_s)
     except MixedRunsError:
         return "-"
-    if value is None or all(break_evens(frames, name, percent, delay_s).mean() for name in (DENSE, method)):
+    if value is None or all(
+        bandwidths_at_utilisation(frames, name, percent, delay_s).mean_if_within_links()
+        for name in (DENSE, method)
+    ):
         return value
     return f"{'at least' if value.value > 1 else 'at most'} {format_brief(value.value)}"
 
@@ -288,11 +319,11 @@ def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) 
 # --- picture and table
 
 
-def drawn_methods(method: str) -> Sequence[ComparedMethod]:
+def method_at_drawn_periods(method: str) -> Sequence[MethodWithPeriod]:
     """Return the method with each H that is drawn."""
     if method == DENSE:
-        return [ComparedMethod(method, None)]
-    return [ComparedMethod(method, every) for every in EVERY if method != STREAMING or every >= FRAGMENTS]
+        return [MethodWithPeriod(method, None)]
+    return [MethodWithPeriod(method, every) for every in EVERY if method != STREAMING or every >= FRAGMENTS]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -306,14 +337,14 @@ def _delays(frames: Frames) -> list[float]:
 
 def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
-    x = [float(found_gbit_s(frames, link).median()) for link in links]
+    x = [float(found_gbit_s_by_launch(frames, link).median()) for link in links]
     curves = []
     for method in TIMED_AS:
-        compared = drawn_methods(method)
+        compared = method_at_drawn_periods(method)
         for rank, line in enumerate(compared):
             alpha = 1 - 0.6 * rank / max(1, len(compared) - 1)
-            measured = [_percent(mean_share(frames, *line, link)) for link in links]
-            simple = [mean_over_launches(arithmetic_shares(frames, *line, link)) for link in links]
+            measured = [_percent(mean_computing_share(frames, *line, link)) for link in links]
+            simple = [mean_over_launches(arithmetic_share_by_launch(frames, *line, link)) for link in links]
             levels = [100 * share.value if share else np.nan for share in simple]
             thin = {"linestyle": (0, (4, 2)), "marker": "", "alpha": alpha, "label": None, "linewidth": 1}
             look = LOOKS[method]._replace(label=line.label)
@@ -333,22 +364,28 @@ def table(frames: Frames) -> list[Table]:
     share_rows = [
         {
             "asked": link.gbit_s, **_link_columns(frames, link), "method": line.label,
-            "computing": _percent(mean_share(frames, *line, link)),
-            "by arithmetic": _percent(mean_over_launches(arithmetic_shares(frames, *line, link))),
-            "arithmetic / measured": arithmetic_over_measured(frames, *line, link),
+            "computing": _percent(mean_computing_share(frames, *line, link)),
+            "by arithmetic": _percent(mean_over_launches(arithmetic_share_by_launch(frames, *line, link))),
+            "arithmetic / measured": arithmetic_over_measured_share(frames, *line, link),
         }
         for link in measured_links(frames)
         for method in TIMED_AS
-        for line in drawn_methods(method)
+        for line in method_at_drawn_periods(method)
     ]  # fmt: skip
     units = {"asked": "Gbit/s", "found": "Gbit/s", "one way": "ms", "computing": "%", "by arithmetic": "%"}
     pairs = [(delay_s, method) for delay_s in _delays(frames) for method in TIMED_AS]
     bandwidth_rows = [
-        {"method": LOOKS[method].label, "one way": 1e3 * delay_s,
-         **{f"{percent} %": bandwidth_for(frames, method, percent, delay_s) for percent in SHARES}}
+        {
+            "method": LOOKS[method].label,
+            "one way": 1e3 * delay_s,
+            **{
+                f"{percent} %": bandwidth_at_utilisation_cell(frames, method, percent, delay_s)
+                for percent in SHARES
+            },
+        }
         for delay_s, method in pairs
-    ]  # fmt: skip
-    gbit_s = papers.value("douillard2025.gbit")
+    ]
+    gbit_s = papers.published_value("douillard2025.gbit")
     ratio_rows = [
         {"method": LOOKS[method].label, "measured with": f"{format_number(1e3 * delay_s)} ms one way",
          **{f"{percent} %": _times_less_cell(frames, method, percent, delay_s) for percent in SHARES}}
@@ -372,13 +409,13 @@ def table(frames: Frames) -> list[Table]:
         Table.from_rows(f"Gbit/s for a share of time computing, H = {TABLE_4_EVERY}", bandwidth_rows,
                  {"one way": "ms"}),
         Table.from_rows("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo",
-                 published_rows, note=words("survey.utilisation.theirs")),
+                 published_rows, note=text_template("survey.utilisation.theirs")),
         Table.from_rows(f"Times less bandwidth than every step's, H = {TABLE_4_EVERY}", ratio_rows,
-                 note=words("survey.utilisation.less")),
+                 note=text_template("survey.utilisation.less")),
     ]  # fmt: skip
     checked_rows = [
         {"method": line.label, **_link_columns(frames, link), "step, composed / measured": ratio}
-        for line, link, ratio in composing_checks(frames)
+        for line, link, ratio in checked_composition_ratios(frames)
     ]
     if checked_rows:
         checked_units = {"found": "Gbit/s", "one way": "ms"}
@@ -386,59 +423,83 @@ def table(frames: Frames) -> list[Table]:
     return tables
 
 
-def _link_columns(frames: Frames, link: LinkSettings) -> dict[str, Any]:
-    found = float(found_gbit_s(frames, link).median())
+def _link_columns(frames: Frames, link: RequestedLink) -> dict[str, Any]:
+    found = float(found_gbit_s_by_launch(frames, link).median())
     return {"found": found, "one way": 1e3 * link.delay_s}
 
 
-def composing_checks(frames: Frames) -> list[tuple[ComparedMethod, LinkSettings, Estimate]]:
+def checked_composition_ratios(frames: Frames) -> list[tuple[MethodWithPeriod, RequestedLink, Estimate]]:
     """Return the methods and links for which whole rounds were measured, and composed over measured."""
     return [
-        (ComparedMethod(method, every), link, ratio)
+        (MethodWithPeriod(method, every), link, ratio)
         for link in measured_links(frames)
         for every in sorted({*CHECKED.values()})
         for method in (DILOCO, SPARSELOCO)
-        if (ratio := composed_over_measured(frames, method, every, link))
+        if (ratio := composed_over_measured_step(frames, method, every, link))
     ]
 
 
 def facts(frames: Frames) -> dict[str, object]:
     checks = [
-        f"{format_with_interval(ratio)} for {line.label}" for line, _, ratio in composing_checks(frames)
+        f"{format_with_interval(ratio)} for {line.label}"
+        for line, _, ratio in checked_composition_ratios(frames)
     ]
     worth = (
         f"Over one link, the mean step as composed over that of whole rounds: {captions.join_words(checks)}."
     )
     periods = {own["method.every"]: None for own in TIMED_AS.values() if "method.every" in own}
     return {
-        "parameters": list_settings(frames, "parameters"), "workers": list_settings(frames, "workers"),
-        "measured": captions.join_words(periods), "composed": worth * bool(checks),
+        "parameters": setting_values_text(frames, "parameters"),
+        "workers": setting_values_text(frames, "workers"),
+        "measured": captions.join_words(periods),
+        "composed": worth * bool(checks),
         "launches": len(captions.distinct_values(frames, "seed")),
-    }  # fmt: skip
+    }
 
 
 def claims() -> list[Claim]:
     words_on_link: dict[str, Any] = {"delay": format_number(1e3 * CLAIMED.delay_s), "link": LINK}
     too_good = [
-        claim("survey.utilisation.too-good", arithmetic_over_measured, *line, CLAIMED, case=line.method,
-              method=line.label, derived=line.every is not None, **words_on_link)
-        for line in (ComparedMethod(DENSE, None), ComparedMethod(DILOCO, 8), ComparedMethod(SPARSELOCO, 8))
-    ]  # fmt: skip
-    more = [
-        claim("survey.utilisation.more", ratio_of_shares, first, second, CLAIMED, case=first.method,
-              method=first.label, other=second.label, **words_on_link)
-        for first, second in (
-            (ComparedMethod(DILOCO, 32), ComparedMethod(DENSE, None)),
-            (ComparedMethod(SPARSELOCO, 32), ComparedMethod(DILOCO, 32)),
+        make_claim(
+            "survey.utilisation.too-good",
+            arithmetic_over_measured_share,
+            *line,
+            CLAIMED,
+            case=line.method,
+            method=line.label,
+            derived=line.every is not None,
+            **words_on_link,
         )
-    ]  # fmt: skip
+        for line in (
+            MethodWithPeriod(DENSE, None),
+            MethodWithPeriod(DILOCO, 8),
+            MethodWithPeriod(SPARSELOCO, 8),
+        )
+    ]
+    more = [
+        make_claim(
+            "survey.utilisation.more",
+            computing_share_ratio,
+            first,
+            second,
+            CLAIMED,
+            case=first.method,
+            method=first.label,
+            other=second.label,
+            **words_on_link,
+        )
+        for first, second in (
+            (MethodWithPeriod(DILOCO, 32), MethodWithPeriod(DENSE, None)),
+            (MethodWithPeriod(SPARSELOCO, 32), MethodWithPeriod(DILOCO, 32)),
+        )
+    ]
     every = CHECKED["laptop"]
     percent = SHARES[0]
-    less = claim("survey.utilisation.diloco-less", times_less_bandwidth, DILOCO, percent, 0.0,
+    less = make_claim("survey.utilisation.diloco-less", dense_over_method_bandwidth, DILOCO, percent, 0.0,
                  every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
     composed = [
-        claim("survey.utilisation.composed", composing_factor, method, every, CLAIMED, case=method,
-              method=ComparedMethod(method, every).label, **words_on_link)
+        make_claim("survey.utilisation.composed", composing_error_factor, method, every, CLAIMED, case=method,
+              method=MethodWithPeriod(method, every).label, **words_on_link)
         for method in (DILOCO, SPARSELOCO)
     ]  # fmt: skip
     return [*too_good, *more, less, *composed]

@@ -20,7 +20,7 @@ TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
 MODE = fig4.MODE
 METHODS = ("dense", "topk")
 SCALE = yoon2022.TIMING_SCALE
-published_results = yoon2022.published_results
+published_results = yoon2022.published_results_by_method
 LANE_IN = 0.24  # inches of height per rank
 runs = fig4.runs
 
@@ -63,7 +63,9 @@ def table(frames: Frames) -> Table:
         took = spans.pivot_table(index="rank", columns="phase", values="took_ms", aggfunc="sum")
         tables.append(took.assign(method=style.method_style(method).label, rank=took.index.astype(str)))
     frame = pd.concat(tables).reindex(columns=["method", "rank", *phases.NAMES])
-    frame = frame.dropna(axis="columns", how="all").rename(columns=lambda name: phases.find_phase(name).label)
+    frame = frame.dropna(axis="columns", how="all").rename(
+        columns=lambda name: phases.find_phase_or_default(name).label
+    )
     return Table(
         f"Time in each phase{captions.simulated_suffix(frames)}",
         frame,
@@ -71,7 +73,7 @@ def table(frames: Frames) -> Table:
     )
 
 
-def typical_iteration(frames: Frames, key: str) -> pd.DataFrame:
+def typical_iteration_spans(frames: Frames, key: str) -> pd.DataFrame:
     """Return a typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
     spans = timeline.spans_of_run(frames, key)
     return timeline.align_spans(spans[spans["step"] == timeline.find_typical_step(frames, key)])
@@ -80,18 +82,18 @@ def typical_iteration(frames: Frames, key: str) -> pd.DataFrame:
 def facts(frames: Frames) -> dict[str, str]:
     """Return how the methods that are drawn were measured."""
     drawn_runs = select_runs(
-        frames, [key for method in _methods(frames) for key in yoon2022.method_keys(frames, method)]
+        frames, [key for method in _methods(frames) for key in yoon2022.method_run_keys(frames, method)]
     )
     return {"setting": captions.describe_setting(drawn_runs), "timing": captions.describe_timing(drawn_runs)}
 
 
 def _typical_iterations(frames: Frames) -> dict[str, pd.DataFrame]:
     return {
-        method: typical_iteration(frames, yoon2022.method_keys(frames, method, MODE)[0])
+        method: typical_iteration_spans(frames, yoon2022.method_run_keys(frames, method, MODE)[0])
         for method in _methods(frames)
     }
 
 
 def _methods(frames: Frames) -> list[str]:
-    methods = [method for method in METHODS if yoon2022.method_keys(frames, method, MODE)]
+    methods = [method for method in METHODS if yoon2022.method_run_keys(frames, method, MODE)]
     return methods or yoon2022.measured_methods(frames, MODE)[:2]

@@ -14,13 +14,13 @@ from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.records import phases
 from analysis.records.frames import Frames
-from analysis.records.steps import mean_phase_seconds, phase_summary
+from analysis.records.steps import mean_phase_seconds, summarize_phase_seconds
 from analysis.stats import Estimate
 from analysis.tables import Table
 from analysis.times.attribution import COMMUNICATION, PHASES_BY_CAUSE, REST, explained_percent, mean_waits_ms
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim, of_methods, words
+from experiments.figures.papers import make_claim, make_claims_by_method, text_template
 
 TITLE = "Breakdown of an iteration"
 MODE = "serialised"
@@ -30,22 +30,22 @@ ORDER = (
     "check", "validate", "unaccounted",
 )  # fmt: skip
 SCALE = yoon2022.TIMING_SCALE
-published_results = yoon2022.published_results
+published_results = yoon2022.published_results_by_method
 READABLE = 0.05  # of the axis: a part smaller than this carries no number
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, more={"timing.span_steps": None})
+    return yoon2022.timing_runs(profile, MODE, overrides={"timing.span_steps": None})
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = yoon2022.measured_methods(frames, MODE)
     simulated = captions.simulated_suffix(frames)
-    ours = {method: parts_ms(frames, method) for method in methods}
+    ours = {method: mean_ms_by_phase(frames, method) for method in methods}
     published = {
-        method: yoon2022.published_phases_ms(method) for method in methods if method in yoon2022.METHODS
+        method: yoon2022.published_ms_by_phase(method) for method in methods if method in yoon2022.METHODS
     }
-    steps = {method: step_ms(frames, method) for method in methods}
+    steps = {method: mean_step_ms(frames, method) for method in methods}
     xlim = (-0.5, len(methods) - 0.5)
     shares = []
     for method in methods:
@@ -67,12 +67,16 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 @plots.panel_maker
 def _times_panel(
-    axes: plots.Axes, /, parts: Mapping[str, Mapping[str, float]], steps: Mapping[str, Estimate], **words: Any
+    axes: plots.Axes,
+    /,
+    parts: Mapping[str, Mapping[str, float]],
+    steps: Mapping[str, Estimate],
+    **axes_settings: Any,
 ) -> None:
     """Draw the milliseconds of each phase by method, with the interval of the whole."""
     highest = max(step.high or step.value for step in steps.values())
     bars = [plots.StackedBar(style.method_style(method).label, parts[method]) for method in steps]
-    plots.stacked_bars_panel(bars, least=READABLE * highest, ylim=(0, 1.1 * highest), **words)(axes)
+    plots.stacked_bars_panel(bars, least=READABLE * highest, ylim=(0, 1.1 * highest), **axes_settings)(axes)
     for x, (method, step) in enumerate(steps.items()):
         marks.draw_interval(axes, x + 0.24, step)
         top = max(sum(parts[method].values()), step.high or 0)
@@ -87,16 +91,16 @@ def _share_bar(method: str, parts: Mapping[str, float], whose: str, place: float
     return plots.StackedBar(style.method_style(method).label, shares, text, place, is_published)
 
 
-def parts_ms(frames: Frames, method: str) -> dict[str, float]:
+def mean_ms_by_phase(frames: Frames, method: str) -> dict[str, float]:
     """Return mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
-    seconds = mean_phase_seconds(frames, yoon2022.method_keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.method_run_keys(frames, method, MODE))
     # Two clocks may overlap by microseconds; a bar cannot be negative.
     return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
 
-def step_ms(frames: Frames, method: str) -> Estimate:
+def mean_step_ms(frames: Frames, method: str) -> Estimate:
     """Return mean milliseconds of an iteration, over ranks, with its interval."""
-    step = yoon2022.method_phase_estimate(frames, method, ("step",))
+    step = yoon2022.estimate_phase_statistic(frames, method, ("step",))
     assert step is not None  # every run has steps
     return step
 
@@ -111,9 +115,9 @@ def table(frames: Frames) -> list[Table]:
     shares = {}
     for method in yoon2022.measured_methods(frames, MODE):
         label = style.method_style(method).label
-        keys = yoon2022.method_keys(frames, method, MODE)
-        steps[label] = step_ms(frames, method)
-        summaries[label] = phase_summary(frames, keys)
+        keys = yoon2022.method_run_keys(frames, method, MODE)
+        steps[label] = mean_step_ms(frames, method)
+        summaries[label] = summarize_phase_seconds(frames, keys)
         waits[label] = mean_waits_ms(frames, keys).reindex(causes).to_numpy()
         shares[label] = [explained_percent(frames, keys, cause) for cause in causes]
     counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
@@ -128,7 +132,7 @@ def table(frames: Frames) -> list[Table]:
         Table(f"Time per iteration, mean of the steps{simulated}", means, milliseconds, note),
         Table(f"Time per iteration, median of the steps{simulated}", medians, milliseconds, note),
         Table(f"{late}: time", pd.DataFrame(first | waits), milliseconds),
-        Table(f"{late}: share", pd.DataFrame(first | shares), percent, words("yoon2022.fig4.signed")),
+        Table(f"{late}: share", pd.DataFrame(first | shares), percent, text_template("yoon2022.fig4.signed")),
     ]
 
 
@@ -136,14 +140,14 @@ def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
     """Return milliseconds of each phase that a method has, a row each, and of the step."""
     times = pd.DataFrame({label: 1e3 * summary[name] for label, summary in summaries.items()})
     times = times.reindex([*ORDER, "step"]).dropna(how="all").astype(object)
-    times = times.rename(index=lambda phase: phases.find_phase(phase).label)
+    times = times.rename(index=lambda phase: phases.find_phase_or_default(phase).label)
     table: pd.DataFrame = times.rename_axis("phase").reset_index()
     return table
 
 
 def facts(frames: Frames) -> dict[str, str]:
     """Return what is in none of the paper's bars, of its dense iteration."""
-    dense = yoon2022.published_phases_ms("dense")
+    dense = yoon2022.published_ms_by_phase("dense")
     left_out = {name: dense[name] for name in ("validate", "io", "unaccounted")}
     share = 100 * sum(left_out.values()) / sum(dense.values())
     return {"left_out": format_number(share)} | {name: format_number(part) for name, part in left_out.items()}
@@ -151,22 +155,24 @@ def facts(frames: Frames) -> dict[str, str]:
 
 def claims() -> list[Claim]:
     return [
-        claim("yoon2022.fig4.compression-dominates", compression_dominance, "topk"),
-        claim("yoon2022.fig4.waiting-for-selection", _explained_by_cause, "topk", "selection"),
-        claim(
+        make_claim("yoon2022.fig4.compression-dominates", compression_dominance_percent, "topk"),
+        make_claim("yoon2022.fig4.waiting-for-selection", _explained_by_cause, "topk", "selection"),
+        make_claim(
             "yoon2022.fig4.topk-communicates-longer", yoon2022.extra_phase_ms, "topk", "dense", COMMUNICATION
         ),
-        *of_methods(
-            "yoon2022.fig4.communication", yoon2022.method_phase_estimate, yoon2022.METHODS, COMMUNICATION
+        *make_claims_by_method(
+            "yoon2022.fig4.communication", yoon2022.estimate_phase_statistic, yoon2022.METHODS, COMMUNICATION
         ),
-        claim("yoon2022.fig4.compression.topk", yoon2022.method_phase_estimate, "topk", ("select",)),
-        claim("yoon2022.fig4.compression.randomk", yoon2022.method_phase_estimate, "randomk", ("select",)),
+        make_claim("yoon2022.fig4.compression.topk", yoon2022.estimate_phase_statistic, "topk", ("select",)),
+        make_claim(
+            "yoon2022.fig4.compression.randomk", yoon2022.estimate_phase_statistic, "randomk", ("select",)
+        ),
     ]
 
 
-def compression_dominance(frames: Frames, method: str) -> Estimate | None:
+def compression_dominance_percent(frames: Frames, method: str) -> Estimate | None:
     """Return compression less the larger of FP + BP and communication, in percent of the iteration."""
-    return yoon2022.method_phase_estimate(
+    return yoon2022.estimate_phase_statistic(
         frames, method, ("select", "forward", "backward", "wait", "transfer", "step"),
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
         (-100.0, 100.0),
@@ -174,4 +180,4 @@ def compression_dominance(frames: Frames, method: str) -> Estimate | None:
 
 
 def _explained_by_cause(frames: Frames, method: str, cause: str) -> Estimate | None:
-    return explained_percent(frames, yoon2022.method_keys(frames, method, MODE), cause, COMMUNICATION)
+    return explained_percent(frames, yoon2022.method_run_keys(frames, method, MODE), cause, COMMUNICATION)

@@ -13,7 +13,7 @@ from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_brief
-from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_keys, select_runs
+from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Estimate, phase_time
 from analysis.tables import Table
@@ -21,8 +21,8 @@ from analysis.times.attribution import COMMUNICATION
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._links import split_by_link
-from experiments.figures._runs import list_settings, profile_settings
-from experiments.figures.papers import claim, words
+from experiments.figures._runs import profile_settings, setting_values_text
+from experiments.figures.papers import make_claim, text_template
 
 TITLE = "Slow links: who is faster than dense, asked for 1 and 10 Gbit/s"
 MODE = "production"
@@ -42,7 +42,7 @@ LOOKS = {
 
 
 def runs(profile: str) -> list[Run]:
-    variants = yoon2022.bucketed_variants("slow-links", profile)
+    variants = yoon2022.bucketed_settings_by_variant("slow-links", profile)
     return [
         run
         for link in LINKS
@@ -57,7 +57,7 @@ def runs(profile: str) -> list[Run]:
 def timed_runs_by_link(frames: Frames) -> dict[str, Frames]:
     """Return the runs of each link that took turns over it, the slowest link first."""
     columns = {"timing.mode": MODE, "train.validate": "never"}
-    return split_by_link(select_runs(frames, find_keys(frames, columns)))
+    return split_by_link(select_runs(frames, find_run_keys(frames, columns)))
 
 
 def _methods(frames: Frames) -> list[str]:
@@ -65,18 +65,20 @@ def _methods(frames: Frames) -> list[str]:
     return sorted(methods, key=[*LOOKS, *methods].index)
 
 
-def look(method: str) -> style.MethodStyle:
+def method_look(method: str) -> style.MethodStyle:
     """Return how the method looks in this item."""
     return LOOKS.get(method, style.method_style(method))
 
 
 def link_step_ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Estimate | None:
     """Return the step time of a method over that of another on a link; None where it was not measured."""
-    return yoon2022.step_ratio(timed_runs_by_link(frames).get(link, empty_frames()), method, baseline, MODE)
+    return yoon2022.step_time_ratio_to_baseline(
+        timed_runs_by_link(frames).get(link, empty_frames()), method, baseline, MODE
+    )
 
 
 def _step_ms(frames: Frames, method: str) -> Estimate | None:
-    return phase_time(frames, yoon2022.method_keys(frames, method, MODE), "slowest", unit=1e3)
+    return phase_time(frames, yoon2022.method_run_keys(frames, method, MODE), "slowest", unit=1e3)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -96,7 +98,7 @@ def _title(frames: Frames) -> str:
     """Return link as found, batch and density: '0.86 Gbit/s (asked: 1), batch 2, density 0.001'."""
     columns = {"batch": "task.batch_size", "density": "method.density"}
     parts = [
-        f"{name} {list_settings(frames, column)}"
+        f"{name} {setting_values_text(frames, column)}"
         for name, column in columns.items()
         if captions.distinct_values(frames, column)
     ]
@@ -107,11 +109,11 @@ def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots
     """Return milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
     bars = []
     for method in methods:
-        parts = _parts_ms(frames, method) if yoon2022.method_keys(frames, method, MODE) else {}
-        ratio = yoon2022.step_ratio(frames, method, mode=MODE) if method != "dense" else None
+        parts = _parts_ms(frames, method) if yoon2022.method_run_keys(frames, method, MODE) else {}
+        ratio = yoon2022.step_time_ratio_to_baseline(frames, method, mode=MODE) if method != "dense" else None
         suffix = f" ({format_brief(ratio.value, 2)}x)" if ratio else ""
         text = f"{format_brief(sum(parts.values()))}{suffix}" if parts else ""
-        bars.append(plots.StackedBar(look(method).label if is_first else "", parts, text))
+        bars.append(plots.StackedBar(method_look(method).label if is_first else "", parts, text))
     longest = max(sum(bar.parts.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated_suffix(frames)})"
     return plots.horizontal_stacks_panel(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=_title(frames))
@@ -122,7 +124,7 @@ def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
 
     Where communication overlaps, all in one.
     """
-    seconds = mean_phase_seconds(frames, yoon2022.method_keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.method_run_keys(frames, method, MODE))
     apart = () if method.endswith("-overlapped") else COMMUNICATION
     parts = {phase: 1e3 * float(seconds.get(phase, 0.0)) for phase in apart}
     step = _step_ms(frames, method)
@@ -137,16 +139,20 @@ def table(frames: Frames) -> list[Table]:
         rows = []
         for method in _methods(runs):
             parts = _parts_ms(runs, method)
-            rows.append({
-                "method": look(method).label,
-                "step": _step_ms(runs, method),
-                **{phase: parts.get(phase) for phase in COMMUNICATION},
-                "step / dense": yoon2022.step_ratio(runs, method, mode=MODE),
-                "step / dense, overlapped": yoon2022.step_ratio(runs, method, DENSE_OVERLAPPED, MODE),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": method_look(method).label,
+                    "step": _step_ms(runs, method),
+                    **{phase: parts.get(phase) for phase in COMMUNICATION},
+                    "step / dense": yoon2022.step_time_ratio_to_baseline(runs, method, mode=MODE),
+                    "step / dense, overlapped": yoon2022.step_time_ratio_to_baseline(
+                        runs, method, DENSE_OVERLAPPED, MODE
+                    ),
+                }
+            )
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(runs)}")
         title = f"Time per step over {_title(runs)}"
-        note = words("yoon2022.slow-links.parts")
+        note = text_template("yoon2022.slow-links.parts")
         tables.append(Table.from_rows(title, rows, units, note))
     return tables
 
@@ -161,17 +167,19 @@ def claims() -> list[Claim]:
         *((link, OVERLAPPED, DENSE_OVERLAPPED) for link in LINKS),
     ]
     faster = [
-        claim(
+        make_claim(
             f"{family}.faster", link_step_ratio, link, baseline, method, case=f"{link}.{method}",
-            link=link, how=how, label=look(method).label, baseline=look(baseline).label,
+            link=link, how=how, label=method_look(method).label, baseline=method_look(baseline).label,
         )
         for link, method, baseline in pairs
     ]  # fmt: skip
     fields = {"link": slowest, "how": how}
     return [
         *faster,
-        claim(f"{family}.dense-several-times", link_step_ratio, slowest, "dense", "topk-fused", **fields),
-        claim(
+        make_claim(
+            f"{family}.dense-several-times", link_step_ratio, slowest, "dense", "topk-fused", **fields
+        ),
+        make_claim(
             f"{family}.communication-falls", saved_communication_ms, slowest, "dense", "topk-fused", **fields
         ),
     ]

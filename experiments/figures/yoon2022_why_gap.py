@@ -14,13 +14,13 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, cache_by_frames, note_read_keys, to_dicts
+from analysis.records.frames import Frames, cache_by_frames, note_read_run_keys, to_dicts
 from analysis.stats import Estimate, estimate_mean, final_difference, final_mean, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, variant_settings
-from experiments.figures.papers import claim
+from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, settings_by_variant
+from experiments.figures.papers import make_claim
 
 TITLE = "Why Top-k lags behind dense at a small scale"
 SCALE = yoon2022.TRAINING_SCALE
@@ -29,7 +29,7 @@ RATES = (0.03, 0.1, 0.3)
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 HORIZONS = (1, 2, 4)
 EPOCH_STEPS = 24  # at horizon 1: half of the paper's 49, so that 2 is about the length of their training
-MOMENTA = variant_settings("why-gap")
+MOMENTA = settings_by_variant("why-gap")
 AFTER, BEFORE, UNMASKED = MOMENTA
 
 
@@ -94,7 +94,7 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    keys_by_variant = trained_variants(frames)
+    keys_by_variant = run_keys_by_trained_variant(frames)
     if not keys_by_variant:
         raise ValueError(plots.NOTHING_TO_DRAW)
     panels = [_ends_panel(frames, keys_by_variant, name, points) for name, points in PANELS.items()]
@@ -162,13 +162,13 @@ def _fit_panel(frames: Frames, keys_by_variant: KeysByVariant) -> plots.Panel:
 def table(frames: Frames) -> Table:
     """Return accuracy, the gap to its dense training, training loss and captured energy of every variant."""
     rows = []
-    for variant, keys in trained_variants(frames).items():
+    for variant, keys in run_keys_by_trained_variant(frames).items():
         dense = DENSE._replace(rate=variant.rate, horizon=variant.horizon)
         rows.append({
             "variant": variant.label,
             "held-out top-1": final_mean(frames, keys, "val_top1"),
             "test top-1": final_mean(frames, keys, COLUMN),
-            "below dense": None if variant.method == "dense" else top1_gap(frames, dense, variant),
+            "below dense": None if variant.method == "dense" else final_top1_gap(frames, dense, variant),
             "training loss": final_mean(frames, keys, "train_loss"),
             "energy captured at the end": final_mean(frames, keys, "captured_energy"),
             "n": len(keys),
@@ -182,7 +182,7 @@ def facts(frames: Frames) -> dict[str, object]:
     return {
         "epoch_steps": EPOCH_STEPS,
         "held_out": format_number(profile_settings("why-gap", "paper")["train.held_out"]),
-        "seeds": min(len(keys) for keys in trained_variants(frames).values()),
+        "seeds": min(len(keys) for keys in run_keys_by_trained_variant(frames).values()),
         "steps": captions.join_values(frames, "steps_total"),
     }
 
@@ -195,16 +195,16 @@ def claims() -> list[Claim]:
         name: format_number(138 * EPOCH_STEPS * horizon) for name, horizon in (("short", 1), ("long", 4))
     }
     return [
-        claim("yoon2022.why-gap.own-rate", gain_by_own_rates),
-        claim("yoon2022.why-gap.momentum-before", top1_gap, masked, TOPK),
-        claim("yoon2022.why-gap.masking", top1_gap, masked, unmasked),
-        claim("yoon2022.why-gap.denser", top1_gap, TOPK._replace(density=0.1), TOPK),
-        claim("yoon2022.why-gap.longer", difference_of_gaps, *pairs, **steps),
+        make_claim("yoon2022.why-gap.own-rate", topk_gain_at_tuned_rates),
+        make_claim("yoon2022.why-gap.momentum-before", final_top1_gap, masked, TOPK),
+        make_claim("yoon2022.why-gap.masking", final_top1_gap, masked, unmasked),
+        make_claim("yoon2022.why-gap.denser", final_top1_gap, TOPK._replace(density=0.1), TOPK),
+        make_claim("yoon2022.why-gap.longer", difference_of_top1_gaps, *pairs, **steps),
     ]
 
 
 @cache_by_frames
-def trained_variants(frames: Frames) -> KeysByVariant:
+def run_keys_by_trained_variant(frames: Frames) -> KeysByVariant:
     """Return the runs of each variant that has any, the shortest training first."""
     keys_by_variant: KeysByVariant = {}
     if not len(frames.runs):
@@ -227,14 +227,14 @@ def trained_variants(frames: Frames) -> KeysByVariant:
     return {variant: keys_by_variant[variant] for variant in VARIANTS if variant in keys_by_variant}
 
 
-def top1_gap(frames: Frames, above: TrainingVariant, below: TrainingVariant) -> Estimate | None:
+def final_top1_gap(frames: Frames, above: TrainingVariant, below: TrainingVariant) -> Estimate | None:
     """Return the final top-1 of one variant less that of another, paired by seed."""
-    keys_by_variant = trained_variants(frames)
+    keys_by_variant = run_keys_by_trained_variant(frames)
     keys, others = (keys_by_variant.get(variant, []) for variant in (above, below))
     return final_difference(frames, keys, others, COLUMN)
 
 
-def difference_of_gaps(
+def difference_of_top1_gaps(
     frames: Frames,
     first: tuple[TrainingVariant, TrainingVariant],
     second: tuple[TrainingVariant, TrainingVariant],
@@ -246,7 +246,7 @@ def difference_of_gaps(
     return estimate_mean((above - below) - (other_above - other_below)) if len(paired) else None
 
 
-def gain_by_own_rates(frames: Frames) -> Estimate | None:
+def topk_gain_at_tuned_rates(frames: Frames) -> Estimate | None:
     """Return the distance that Top-k gains on dense where each has the rate best on held-out images."""
     tuned = []
     for method in (DENSE, TOPK):
@@ -255,13 +255,13 @@ def gain_by_own_rates(frames: Frames) -> Estimate | None:
         if len(means) < len(RATES):
             return None
         tuned.append(method._replace(rate=max(means, key=lambda rate: (means[rate], -rate))))
-    return difference_of_gaps(frames, (DENSE, TOPK), (tuned[0], tuned[1]))
+    return difference_of_top1_gaps(frames, (DENSE, TOPK), (tuned[0], tuned[1]))
 
 
 def _ends_by_seed(frames: Frames, variant: TrainingVariant, column: str = COLUMN) -> pd.Series[float]:
     """Return a column at the end of each training of a variant, by seed."""
-    keys = trained_variants(frames).get(variant, [])
-    note_read_keys(keys)
+    keys = run_keys_by_trained_variant(frames).get(variant, [])
+    note_read_run_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     last = epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")[column]
     by_seed = last.rename(index=frames.runs.set_index("key").reindex(columns=["seed"])["seed"])

@@ -17,17 +17,17 @@ import pandas as pd
 from analysis import plots
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._predicted import VGG16_PARAMETERS, WORD_BYTES
-from experiments.figures._runs import TIMED, profile_entry, with_density
+from experiments.figures._runs import TIMED, profile_entry, with_density_except_dense
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
-_DATA = papers.item("zhang.stable-costs")
+_DATA = papers.item_data("zhang.stable-costs")
 SCHEMES: dict[str, str] = _DATA["schemes"]
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
 ANNOUNCED = dict.fromkeys(
@@ -73,16 +73,16 @@ def _settling_steps(size: int) -> int:
 
 
 def _variants(density: float) -> dict[str, RunSettings]:
-    return with_density({name: {"method": name} for name in SCHEMES}, density)
+    return with_density_except_dense({name: {"method": name} for name in SCHEMES}, density)
 
 
 @cache_by_frames
-def counted_words(frames: Frames) -> pd.DataFrame:
+def counted_words_table(frames: Frames) -> pd.DataFrame:
     """Return words and latency terms for each method, number of workers and k, beside the published ones.
 
     Of the worker that sends most, the median over the steps after the first one.
     """
-    virtual = select_runs(frames, find_keys(frames, {"cluster.where": "virtual"})).runs
+    virtual = select_runs(frames, find_run_keys(frames, {"cluster.where": "virtual"})).runs
     rows = [_count_row(frames, run) for run in virtual.to_dict("records")]
     table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS).sort_values(["k", "P"], kind="stable")
     return table
@@ -113,7 +113,7 @@ def _count_row(frames: Frames, run: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    rows = counted_words(frames)
+    rows = counted_words_table(frames)
     if not len(rows):
         raise ValueError(plots.NOTHING_TO_DRAW)
     words = list[plots.Curve | plots.FilledArea]()
@@ -156,7 +156,7 @@ def table(frames: Frames) -> list[Table]:
         "words": "counted", "announced": "of these announcements", "expected": "latency terms, formula",
         "messages": "as counted", "vgg16_ms": "VGG-16, simulated",
     }  # fmt: skip
-    rows = counted_words(frames)
+    rows = counted_words_table(frames)
     labels = [f"{SCHEMES[name]} ({style.method_style(name).label})" for name in rows["method"]]
     frame = rows.assign(allreduce=labels)[[*names]].rename(columns=names)
     units = {"formula: least": "words", "most": "words", "counted": "words", "VGG-16, simulated": "ms"}
@@ -180,7 +180,7 @@ def _measured_table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    sizes = captions.join_words(map(format_number, sorted(set(counted_words(frames)["n"]))))
+    sizes = captions.join_words(map(format_number, sorted(set(counted_words_table(frames)["n"]))))
     return {
         "settled": MAX_SETTLED_WORKERS, "announced": ANNOUNCED["oktopk"],
         "model": format_number(VGG16_PARAMETERS), "density": format_number(DENSITY), "sizes": sizes,

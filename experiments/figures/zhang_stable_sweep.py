@@ -13,13 +13,13 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, find_keys, value_of_run
+from analysis.records.frames import Frames, find_run_keys, value_of_run
 from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, final_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import TRAINED, setting_axis, span_grid
-from experiments.figures.papers import claim
+from experiments.figures.papers import make_claim
 
 Cell = tuple[int, int]  # B and N
 TITLE = "Stable Top-K by bucket size and steps between selections, beside Ok-Topk and dense"
@@ -34,8 +34,8 @@ ARROW = {"linestyle": "", "marker": "^", "label": None, "markersize": 7, "zorder
 MARGIN = 1.12  # of the axis, beyond what is drawn
 END = style.MethodStyle("", "#777777", "", "")  # the line at SHOWN
 APART = 0.06  # of N, between what the picture shows of one N
-SCALE = papers.value("zhang.scale.trained")
-TRAININGS: dict[str, RunSettings] = papers.item("zhang.stable-sweep")["trainings"]
+SCALE = papers.published_value("zhang.scale.trained")
+TRAININGS: dict[str, RunSettings] = papers.item_data("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
 
@@ -56,35 +56,35 @@ def runs(profile: str) -> list[Run]:
     return span_grid(shared, setting_axis("seed", SEEDS[profile]), methods)
 
 
-def training_keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
+def training_run_keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
     """Return the runs of a method; of Stable Top-K those with this B and N."""
     cell = {"method.block": size, "method.every": period} if size else {}
-    return find_keys(frames, {"method.name": method, **cell})
+    return find_run_keys(frames, {"method.name": method, **cell})
 
 
 def trained_cells(frames: Frames) -> list[Cell]:
     """Return B and N of what was trained."""
-    keys = training_keys(frames, STABLE)
+    keys = training_run_keys(frames, STABLE)
     if not keys:
         return []
     runs = frames.runs[frames.runs["key"].isin(keys)]
     return sorted(set(zip(runs["method.block"].astype(int), runs["method.every"].astype(int), strict=True)))
 
 
-def mean_loss(frames: Frames, method: str, *cell: int) -> Estimate | None:
+def geometric_mean_final_loss(frames: Frames, method: str, *cell: int) -> Estimate | None:
     """Return the geometric mean of the training loss of the last epoch.
 
     Infinite losses, of trainings that diverged, make no mean.
     """
-    return final_mean(frames, training_keys(frames, method, *cell), COLUMN, geometric=True)
+    return final_mean(frames, training_run_keys(frames, method, *cell), COLUMN, geometric=True)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     cells = trained_cells(frames)
     if not cells:
         raise ValueError("nothing to draw: there is no run of Stable Top-K")
-    means = {cell: mean for cell in cells if (mean := mean_loss(frames, STABLE, *cell))}
-    others = {method: mean for method in OTHERS if (mean := mean_loss(frames, method))}
+    means = {cell: mean for cell in cells if (mean := geometric_mean_final_loss(frames, STABLE, *cell))}
+    others = {method: mean for method in OTHERS if (mean := geometric_mean_final_loss(frames, method))}
     end = SHOWN * max((mean.value for mean in others.values()), default=math.inf)
     least = min(mean.value for mean in (*means.values(), *others.values()))
     sizes, periods = (sorted(set(values)) for values in zip(*cells, strict=True))
@@ -121,13 +121,13 @@ def table(frames: Frames) -> Table:
     rows: list[dict[str, object]] = [
         {
             "method": style.method_style(method).label, "B": None, "N": None,
-            "training loss": mean_loss(frames, method),
+            "training loss": geometric_mean_final_loss(frames, method),
         }
         for method in OTHERS
     ]  # fmt: skip
     rows += [
         {"method": "Stable Top-K", "B": size, "N": period,
-         "training loss": mean_loss(frames, STABLE, size, period)}
+         "training loss": geometric_mean_final_loss(frames, STABLE, size, period)}
         for size, period in trained_cells(frames)
     ]  # fmt: skip
     return Table.from_rows("Training loss in the last epoch", rows)
@@ -135,7 +135,7 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     facts = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
-    return captions.fill_caption(papers.words("zhang.stable-sweep"), frames, facts)
+    return captions.fill_caption(papers.text_template("zhang.stable-sweep"), frames, facts)
 
 
 def claims() -> list[Claim]:
@@ -143,40 +143,42 @@ def claims() -> list[Claim]:
     at_sizes = [((SIZES[0], period), (size, period)) for period in PERIODS for size in SIZES[1:]]
     at_periods = [((size, PERIODS[-1]), (size, period)) for size in SIZES for period in PERIODS[:-1]]
     return [
-        claim("zhang.small-buckets", mean_cell_ratio, at_sizes),
-        claim("zhang.selecting-seldom", mean_cell_ratio, at_periods),
-        claim("zhang.lower-loss-than-oktopk", loss_over_best, "oktopk"),
-        claim("zhang.nearly-baseline", best_loss_over, "dense"),
-        claim("zhang.oktopk-hurts", oktopk_over_dense, label="small CNN", quantity="_hurts"),
+        make_claim("zhang.small-buckets", mean_loss_ratio_of_cells, at_sizes),
+        make_claim("zhang.selecting-seldom", mean_loss_ratio_of_cells, at_periods),
+        make_claim("zhang.lower-loss-than-oktopk", loss_over_best_stable, "oktopk"),
+        make_claim("zhang.nearly-baseline", best_stable_loss_over, "dense"),
+        make_claim("zhang.oktopk-hurts", oktopk_loss_over_dense, label="small CNN", quantity="_hurts"),
     ]
 
 
-def losses_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
+def final_loss_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
     """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
     losses = {}
-    for key in training_keys(frames, method, *cell):
+    for key in training_run_keys(frames, method, *cell):
         if end := final_mean(frames, [key], COLUMN):
             losses[int(value_of_run(frames, key, "seed"))] = end.value
     return pd.Series(losses, dtype=float).fillna(math.inf)
 
 
-def capped_losses_by_seed(frames: Frames) -> pd.DataFrame:
+def capped_loss_by_seed_and_cell(frames: Frames) -> pd.DataFrame:
     """Return the loss by which each cell's trainings count: (seeds, cells).
 
     At most `SHOWN` times that of the other methods.
     """
-    others = pd.concat([losses_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner")
+    others = pd.concat(
+        [final_loss_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
+    )
     limits = SHOWN * others.max(axis="columns")
     limits = limits[np.isfinite(limits)]
-    losses = {cell: losses_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
+    losses = {cell: final_loss_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
     table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
     clipped: pd.DataFrame = table.clip(upper=limits, axis="index")
     return clipped
 
 
-def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
+def mean_loss_ratio_of_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
     """Return the loss in one cell of each pair over that in the other: geometric over pairs, by seed."""
-    logs = np.log(capped_losses_by_seed(frames))
+    logs = np.log(capped_loss_by_seed_and_cell(frames))
     trained = [(cell, other) for cell, other in pairs if {cell, other} <= {*logs}]
     if not trained:
         return None
@@ -184,9 +186,9 @@ def mean_cell_ratio(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estim
     return _mean_over_seeds(np.exp(ratios.mean(axis="columns")))
 
 
-def best_losses(frames: Frames) -> pd.Series[float]:
+def best_cell_loss_by_seed(frames: Frames) -> pd.Series[float]:
     """Return the loss of each seed in the cell that trains best with the other seeds."""
-    losses = capped_losses_by_seed(frames).dropna()
+    losses = capped_loss_by_seed_and_cell(frames).dropna()
     best = dict[Any, float]()
     for seed in losses.index:
         choosing = losses.drop(index=seed) if len(losses) > 1 else losses
@@ -195,14 +197,14 @@ def best_losses(frames: Frames) -> pd.Series[float]:
     return by_seed
 
 
-def best_loss_over(frames: Frames, other: str) -> Estimate | None:
+def best_stable_loss_over(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of Stable Top-K at its best over that of another method."""
-    return _mean_over_seeds(best_losses(frames) / losses_by_seed(frames, other))
+    return _mean_over_seeds(best_cell_loss_by_seed(frames) / final_loss_by_seed(frames, other))
 
 
-def loss_over_best(frames: Frames, other: str) -> Estimate | None:
+def loss_over_best_stable(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of another method over that of Stable Top-K at its best."""
-    return _mean_over_seeds(losses_by_seed(frames, other) / best_losses(frames))
+    return _mean_over_seeds(final_loss_by_seed(frames, other) / best_cell_loss_by_seed(frames))
 
 
 def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:
@@ -210,6 +212,8 @@ def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:
     return estimate_mean(known, POSITIVE) if len(known) else None
 
 
-def oktopk_over_dense(frames: Frames) -> Estimate | None:
+def oktopk_loss_over_dense(frames: Frames) -> Estimate | None:
     """Return Ok-Topk's training loss at the end over dense training's."""
-    return final_ratio(frames, training_keys(frames, "oktopk"), training_keys(frames, "dense"), COLUMN)
+    return final_ratio(
+        frames, training_run_keys(frames, "oktopk"), training_run_keys(frames, "dense"), COLUMN
+    )

@@ -17,7 +17,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, cache_by_frames, find_keys
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys
 from analysis.stats import Estimate, final_ratio, mean_curve, phase_time, samples_per_second, step_time_ratio
 from analysis.tables import Table
 from analysis.times.time_to_target import (
@@ -27,9 +27,9 @@ from analysis.times.time_to_target import (
     speedup_to_target,
 )
 from experiments.config.run import Run, RunSettings
-from experiments.figures import _large as large
+from experiments.figures import _large_models as large
 from experiments.figures import _predicted, papers
-from experiments.figures._large import (
+from experiments.figures._large_models import (
     BLOCK,
     EVERY,
     FAMILIES,
@@ -39,19 +39,19 @@ from experiments.figures._large import (
     SMALL_BLOCK,
     UNNAMED,
     WORKERS,
-    method_settings,
+    settings_by_method,
 )
-from experiments.figures._runs import TIMED, TRAINED, list_settings, setting_axis, span_grid
-from experiments.figures.papers import claim
+from experiments.figures._runs import TIMED, TRAINED, setting_axis, setting_values_text, span_grid
+from experiments.figures.papers import make_claim
 
-SCALE = papers.value("zhang.scale.trained")
+SCALE = papers.published_value("zhang.scale.trained")
 TITLE = "Throughput and time to a loss with Stable Top-K, beside dense, Top-k and Ok-Topk"
 COLUMN = "train_loss"
 LABELS = {task: family.small for task, family in FAMILIES.items()} | {"cnn_digits": "small CNN, digits"}
 DENSITY = 0.05  # of small models, at which Stable Top-K trains; with a learning rate at which it does
 LINK = "ethernet_1g"  # for small models: there as long as computing, as with theirs
 SHARED: RunSettings = {**TRAINED, "link": LINK}
-_DATA = papers.item("zhang.stable-throughput")
+_DATA = papers.item_data("zhang.stable-throughput")
 STEPS: dict[str, RunSettings] = _DATA["steps"]
 MODELS: dict[str, list[RunSettings]] = _DATA["models"]
 MINUTES = {"smoke": 0.02, "laptop": 1.5, "paper": 10}  # of turns, for each small model
@@ -63,60 +63,64 @@ LEVEL = style.MethodStyle("", "#777777", "", "")
 def runs(profile: str) -> list[Run]:
     """Return trainings, the same steps timed in turns, and a vector on which selecting is timed."""
     shared = {**SHARED, **TIMED, "profile": profile, "alternate.limit_min": MINUTES[profile]}
-    variants = method_settings(DENSITY, SMALL_BLOCK)
+    variants = settings_by_method(DENSITY, SMALL_BLOCK)
     timed = [Run({**shared, **model}, variants) for model in MODELS[profile]]
-    return [*more_runs(profile, SEEDS), *timed, large.selection_run(profile)]
+    return [*more_runs(profile, SEEDS), *timed, large.selection_timing_run(profile)]
 
 
 def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_SEEDS) -> list[Run]:
     shared = {**SHARED, "profile": profile, **STEPS[profile]}
-    variants = method_settings(DENSITY, SMALL_BLOCK).values()
+    variants = settings_by_method(DENSITY, SMALL_BLOCK).values()
     return span_grid(shared, setting_axis("seed", seeds[profile]), MODELS[profile], variants)
 
 
 def run_keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
     """Return the runs of trainings (validate: `epoch`) or of what took turns (`never`)."""
-    return find_keys(frames, {"task.name": task, "method.name": method, "train.validate": validate})
+    return find_run_keys(frames, {"task.name": task, "method.name": method, "train.validate": validate})
 
 
 def compared_tasks(frames: Frames) -> list[str]:
     """Return the tasks that were both trained and timed."""
     present = captions.distinct_values(frames, "task.name")
     ordered = dict.fromkeys([*(task for task in LABELS if task in present), *present])
-    return [task for task in ordered if step_s(frames, task, "dense") and trained_keys(frames, task)]
+    return [
+        task
+        for task in ordered
+        if slowest_worker_step_s(frames, task, "dense") and training_run_keys_by_method(frames, task)
+    ]
 
 
-def trained_keys(frames: Frames, task: str) -> dict[str, list[str]]:
+def training_run_keys_by_method(frames: Frames, task: str) -> dict[str, list[str]]:
     """Return the trainings of each method that has any."""
     keys_by_method = {method: run_keys(frames, task, method, "epoch") for method in LOOKS}
     return {method: keys for method, keys in keys_by_method.items() if keys}
 
 
 @cache_by_frames
-def step_s(frames: Frames, task: str, method: str) -> Estimate | None:
+def slowest_worker_step_s(frames: Frames, task: str, method: str) -> Estimate | None:
     """Return the seconds of a step of the slowest worker, simulated."""
     return phase_time(frames, run_keys(frames, task, method), "slowest")
 
 
-def common_loss(frames: Frames, task: str) -> float:
+def lowest_common_loss(frames: Frames, task: str) -> float:
     """Return the lowest mean loss of an epoch that every training reaches."""
-    keys = [key for of_method in trained_keys(frames, task).values() for key in of_method]
+    keys = [key for of_method in training_run_keys_by_method(frames, task).values() for key in of_method]
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
-def steps_to_loss(frames: Frames, task: str, method: str) -> CrossingBySeed:
+def steps_to_common_loss(frames: Frames, task: str, method: str) -> CrossingBySeed:
     """Return the steps until a mean loss of an epoch is down to the common one, by seed."""
     keys = run_keys(frames, task, method, "epoch")
-    return crossing_by_seed(frames, keys, COLUMN, common_loss(frames, task), falls=True)
+    return crossing_by_seed(frames, keys, COLUMN, lowest_common_loss(frames, task), falls=True)
 
 
-def speedup_to_loss(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
+def speedup_to_common_loss(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
     """Return the other method's time to the common loss over this one's, paired by seed."""
-    own_s, other_s = (step_s(frames, task, name) for name in (method, other))
+    own_s, other_s = (slowest_worker_step_s(frames, task, name) for name in (method, other))
     if own_s is None or other_s is None:
         return None
-    slow, fast = (steps_to_loss(frames, task, name) for name in (other, method))
+    slow, fast = (steps_to_common_loss(frames, task, name) for name in (other, method))
     return speedup_to_target(slow, fast, Estimate(other_s.value / own_s.value))
 
 
@@ -125,7 +129,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     if not tasks:
         raise ValueError("nothing to draw: there is no training whose step was timed as well")
     losses = [_losses_panel(frames, task) for task in tasks]
-    panels = [_speedups_panel(frames, tasks), *losses, large.speedups_panel(frames)]
+    panels = [_speedups_panel(frames, tasks), *losses, large.first_family_speedups_panel(frames)]
     keys = marks.dot_legend_handles({look.label: (look.marker, look.colour) for look in LOOKS.values()})
     return plots.compose_figure(panels, 2.9, keys=keys)
 
@@ -136,7 +140,7 @@ def _speedups_panel(frames: Frames, tasks: list[str]) -> plots.Panel:
     for group, task in enumerate(tasks):
         for place, method in enumerate(LOOKS):
             x = group + 0.27 * (place - 2)
-            speedup = speedup_to_loss(frames, task, method, "dense")
+            speedup = speedup_to_common_loss(frames, task, method, "dense")
             if method != "dense" and speedup is not None and np.isfinite(speedup.value):
                 lines.append(plots.Curve(UNNAMED[method], [x], [speedup]))
             published = FAMILIES[task].published_speedup(method) if task in FAMILIES else None
@@ -153,9 +157,9 @@ def _speedups_panel(frames: Frames, tasks: list[str]) -> plots.Panel:
 def _losses_panel(frames: Frames, task: str) -> plots.Panel:
     """Return the loss of each method against time."""
     level = plots.PUBLISHED_LINE | {"zorder": 0}
-    lines = [plots.Curve(LEVEL, None, Estimate(common_loss(frames, task)), level)]
-    for method, keys in trained_keys(frames, task).items():
-        step = step_s(frames, task, method)
+    lines = [plots.Curve(LEVEL, None, Estimate(lowest_common_loss(frames, task)), level)]
+    for method, keys in training_run_keys_by_method(frames, task).items():
+        step = slowest_worker_step_s(frames, task, method)
         table = mean_curve(frames, keys, COLUMN)
         if step is not None:
             lines.append(plots.Curve(UNNAMED[method], table["step"] * step.value, table))
@@ -168,18 +172,23 @@ def table(frames: Frames) -> list[Table]:
     for task in compared_tasks(frames):
         for method, look in LOOKS.items():
             keys = run_keys(frames, task, method)
-            step = step_s(frames, task, method)
+            step = slowest_worker_step_s(frames, task, method)
             if keys:
-                rows.append({
-                    "model": LABELS.get(task, task),
-                    "method": look.label,
-                    "throughput": samples_per_second(frames, keys),
-                    "dense's step / own": step_time_ratio(frames, run_keys(frames, task, "dense"), keys),
-                    "loss": common_loss(frames, task),
-                    "time to it":
-                        seconds_to_target(steps_to_loss(frames, task, method), step.value) if step else None,
-                    "dense's time / own": speedup_to_loss(frames, task, method, "dense"),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "model": LABELS.get(task, task),
+                        "method": look.label,
+                        "throughput": samples_per_second(frames, keys),
+                        "dense's step / own": step_time_ratio(frames, run_keys(frames, task, "dense"), keys),
+                        "loss": lowest_common_loss(frames, task),
+                        "time to it": seconds_to_target(
+                            steps_to_common_loss(frames, task, method), step.value
+                        )
+                        if step
+                        else None,
+                        "dense's time / own": speedup_to_common_loss(frames, task, method, "dense"),
+                    }
+                )
     units = {"throughput": "samples/s, simulated", "time to it": "s, simulated"}
     note = "The loss is the lowest mean of an epoch that every training of a model reaches."
     small = Table.from_rows("Small models, simulated", rows, units, note)
@@ -190,7 +199,7 @@ def facts(frames: Frames) -> dict[str, object]:
     return {
         "density": format_number(DENSITY), "links": captions.join_words(LINKS),
         "large_density": format_number(LARGE_DENSITY), "workers": WORKERS,
-        "simulated": _predicted.SIMULATED, "measured": list_settings(frames, "task.elements"),
+        "simulated": _predicted.SIMULATED, "measured": setting_values_text(frames, "task.elements"),
         "every": EVERY, "small_block": SMALL_BLOCK, "block": format_number(BLOCK),
     }  # fmt: skip
 
@@ -201,25 +210,27 @@ def claims() -> list[Claim]:
         names = {"small": family.small, "large": family.large}
         listed.append(_indicated_claim("step-shorter", _oktopk_step_ratio, task, case=task, **names))
         listed.append(
-            claim("zhang.oktopk-hurts", _oktopk_loss_ratio, task, case=task, label=family.small,
+            make_claim("zhang.oktopk-hurts", _oktopk_loss_ratio, task, case=task, label=family.small,
                   quantity="_loss_ratio")
         )  # fmt: skip
         for other in ("dense", "oktopk"):
             listed.append(
                 _indicated_claim(
-                    "sooner-than", speedup_to_loss, task, "stable_topk", other, case=f"{other}.{task}",
+                    "sooner-than", speedup_to_common_loss, task, "stable_topk", other, case=f"{other}.{task}",
                     other=LOOKS[other].label, **names,
                 )
             )  # fmt: skip
         listed.append(
-            _indicated_claim("oktopk-adds-more", large.oktopk_over_stable, family, case=task, **names)
+            _indicated_claim(
+                "oktopk-adds-more", large.oktopk_to_stable_added_time_ratio, family, case=task, **names
+            )
         )
         for method in ("stable_topk", "oktopk"):
             dense_h = family.hours["dense"]
             own_h = family.hours[method]
             listed.append(
                 _indicated_claim(
-                    "hours", speedup_to_loss, task, method, "dense", case=f"{method}.{task}",
+                    "hours", speedup_to_common_loss, task, method, "dense", case=f"{method}.{task}",
                     label=LOOKS[method].label, hours=f"{dense_h} / {own_h}",
                     paper=round(dense_h / own_h, 2), **names,
                 )
@@ -231,7 +242,7 @@ def _indicated_claim(
     name: str, compute: Callable[..., Estimate | None], *arguments: Any, case: str, **fields: Any
 ) -> Claim:
     """Return a claim on a value without its interval: nothing simulated decides."""
-    return claim(f"zhang.{name}", partial(_without_interval, compute), *arguments, case=case, **fields)
+    return make_claim(f"zhang.{name}", partial(_without_interval, compute), *arguments, case=case, **fields)
 
 
 def _without_interval(

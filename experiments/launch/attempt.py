@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from analysis.records.files import check_not_link
 from analysis.records.locks import FileLock
 from analysis.records.log import LOCK_TIMEOUT_S, LogInUseError
-from analysis.records.schema import JobNote
+from analysis.records.schema import SlurmJobRecord
 from analysis.records.store import DAMAGED, Attempt, Store
 from experiments.config import code_version
 from experiments.config.config import Config
@@ -41,7 +41,7 @@ WORKER_ARGUMENTS = (
 )  # followed by a run's orders and the folder of this start
 
 
-class StartedAttempt(NamedTuple):
+class PreparedAttempt(NamedTuple):
     """An attempt whose workers can be started."""
 
     planned: PlannedRun
@@ -49,12 +49,12 @@ class StartedAttempt(NamedTuple):
     folder: Path  # for its starts: orders, notes, and the logs of workers on this machine
 
     @property
-    def orders(self) -> str:
+    def orders_file(self) -> str:
         """The file of its workers' orders."""
         return str(self.folder / ORDERS_FILE)
 
 
-def start_attempt(
+def prepare_attempt(
     planned: PlannedRun,
     folders: ResultFolders,
     *,
@@ -65,7 +65,7 @@ def start_attempt(
     array: str | None = None,
     cluster: str | None = None,
     network: EmulatedNetwork | None = None,
-) -> StartedAttempt:
+) -> PreparedAttempt:
     """Start a new attempt, or take up the last one where it can go on, and write its workers' orders.
 
     The caller holds the run's lock, or knows that nobody else begins it.
@@ -83,17 +83,17 @@ def start_attempt(
         DamagedFileError: a link stands where something would be written.
     """
     config = planned.config
-    last = folders.store.find_last(config)
+    last = folders.store.find_newest_of_config(config)
     if last is not None:
         wait_for_writers(last, LOCK_TIMEOUT_S if sweep else LEAVE_S)
-    attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rules)
+    attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rule_digest_by_claim)
     folder = folders.launch_folder(attempt)
     check_not_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL_FILE).unlink(missing_ok=True)
-    started = StartedAttempt(planned, attempt, folder)
+    started = PreparedAttempt(planned, attempt, folder)
     RunOrders(
         config=config.as_dict(),
         attempt=str(attempt.path),
@@ -103,8 +103,8 @@ def start_attempt(
         image=checked_image_provenance(container_config(config)),
         network=network.facts if network else None,
         relay=str(network.statistics) if network and network.statistics else None,
-    ).write(Path(started.orders))
-    attempt.store_job(JobNote(job, cluster, os.getuid() if sweep else None))
+    ).write(Path(started.orders_file))
+    attempt.store_slurm_job(SlurmJobRecord(job, cluster, os.getuid() if sweep else None))
     attempt.update_manifest(
         state="submitted",
         alone=planned.is_timing and exclusive,
@@ -121,7 +121,9 @@ def run_lock(folders: ResultFolders, name: str) -> FileLock:
     return FileLock(folders.scratch / "locks" / f"{name}.lock")
 
 
-def wait_for_lock(lock: FileLock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
+def wait_to_acquire_run_lock(
+    lock: FileLock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]
+) -> bool:
     """Wait for a run's lock, which another process holds; return False where `give_up` ended the wait.
 
     Args:
@@ -142,12 +144,12 @@ def resume_or_create_attempt(
     Args:
         rules: that a new one registers.
     """
-    last = store.find_last(config)
+    last = store.find_newest_of_config(config)
     if not force_new and last is not None and _can_resume(last):
         return last
-    attempt = store.begin_attempt(config)
+    attempt = store.create_attempt(config)
     attempt.update_manifest(
-        code=code_version.code_digest(), sources=code_version.digest_by_source(), rules=dict(rules)
+        code=code_version.code_digest(), sources=code_version.digest_by_measuring_file(), rules=dict(rules)
     )
     return attempt
 
@@ -159,7 +161,7 @@ def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
         LogInUseError: somebody is still writing it.
     """
     deadline = time.monotonic() + patience_s
-    while writer := attempt.find_writer():
+    while writer := attempt.describe_writer():
         if time.monotonic() > deadline:
             raise LogInUseError(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
         time.sleep(POLL_S)
@@ -175,7 +177,7 @@ def _can_resume(attempt: Attempt) -> bool:
     if not ended_early or manifest.get("code") != code_version.code_digest():
         return False
     attempt.check_no_links()
-    return attempt.newest_checkpoint_step() > 0
+    return attempt.newest_whole_checkpoint_step() > 0
 
 
 def container_config(config: Config) -> ContainerConfig | None:
@@ -186,7 +188,7 @@ def container_config(config: Config) -> ContainerConfig | None:
     if not isinstance(config.container, Container):
         return None
     image = config.container.image
-    if config.container.runtime != pyxis.RUNTIME or pyxis.is_image_file(image):
+    if config.container.runtime != pyxis.RUNTIME or pyxis.is_image_path(image):
         image = str(images.image_path(image))
     return ContainerConfig(**{**asdict(config.container), "image": image})
 
@@ -200,11 +202,11 @@ def checked_image_provenance(container: ContainerConfig | None) -> dict[str, Any
     """
     if container is None:
         return None
-    containers.check_container(container)
+    containers.check_container_usable_here(container)
     return containers.image_provenance(container)
 
 
-def missing_requirements(planned: Sequence[PlannedRun]) -> list[str]:
+def describe_missing_requirements(planned: Sequence[PlannedRun]) -> list[str]:
     """Return sentences on what these runs need and this machine has not: a program, an image."""
     sentences: dict[str, None] = {}
     for container in {container_config(run.config) for run in planned}:

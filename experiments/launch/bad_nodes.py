@@ -17,11 +17,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from analysis.records.files import DamagedFileError, open_for_append, read_struct_or_none
+from analysis.records.files import DamagedFileError, open_for_append, try_read_struct
 from analysis.records.log import read_json_lines_as
-from analysis.records.store import utc_now
+from analysis.records.store import utc_timestamp
 from slurm import commands, environment
-from slurm.commands import EndedJob
+from slurm.commands import AccountingEntry
 
 LEDGER_FILE = "node-failures.jsonl"
 MOST_FAILURES = 2  # of a node, from which on jobs are kept away from it
@@ -46,19 +46,19 @@ class NodeFailure(Struct, frozen=True):
     python: str | None = None  # that could not be started there
 
 
-def find_failed_nodes(job: str, start: Path) -> dict[str, str]:
+def find_failure_time_by_node(job: str, start: Path) -> dict[str, str]:
     """Return the nodes that caused the end of a start that left no note, and when they failed.
 
     A preemption without a warning ends the same way, and is no node's fault.
     """
     paths = [*start.glob("worker*.json")]
-    notes = filter(None, (read_struct_or_none(path, WorkerNote) for path in paths))
+    notes = filter(None, (try_read_struct(path, WorkerNote) for path in paths))
     nodes = sorted({note.node for note in notes})
     if not nodes:
         return {}
-    ends = commands.await_job_ends(job, environment.restart_count())
+    ends = commands.poll_accounting_for_ends(job, environment.restart_count())
     if ends is None:
-        return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), utc_now())
+        return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), utc_timestamp())
     end_by_failed_node = _end_by_node(ends, "NODE_FAIL")
     # SLURM 26.05 says REQUEUED of what a node took along as of what a person requeued.
     end_by_suspect = {
@@ -69,18 +69,18 @@ def find_failed_nodes(job: str, start: Path) -> dict[str, str]:
     if end_by_suspect:
         started = min(path.stat().st_mtime for path in paths)
         guilty = commands.find_down_nodes(end_by_suspect)
-        guilty |= commands.find_nodes_restarted_since(end_by_suspect, started)
+        guilty |= commands.find_nodes_with_slurmd_restarted_since(end_by_suspect, started)
         end_by_failed_node |= {node: end for node, end in end_by_suspect.items() if node in guilty}
     return {node: end_by_failed_node[node] for node in nodes if node in end_by_failed_node}
 
 
-def _end_by_node(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
+def _end_by_node(ends: Iterable[AccountingEntry], state: str) -> dict[str, str]:
     """Return the end of each node's start that ended in a state."""
     return {
-        node: end.ended_at if end.ended_at[:1].isdigit() else utc_now()  # or it says Unknown
+        node: end.ended_at if end.ended_at[:1].isdigit() else utc_timestamp()  # or it says Unknown
         for end in ends
         if end.state == state
-        for node in commands.expand_nodes(end.nodes)
+        for node in commands.expand_hostlist(end.nodes)
     }
 
 
@@ -99,7 +99,7 @@ def find_nodes_without_python(python: str) -> list[str]:
     return sorted(commands.run_command(*srun, "sh", str(BEGIN_SCRIPT), python).split())
 
 
-def append_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
+def append_node_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
     """Append one line, in one write: jobs on other nodes may be writing theirs.
 
     Where the ledger is a link or no file, the failure is printed, and not noted.
@@ -115,7 +115,7 @@ def append_failure(ledger: Path, node: str, job: str, at: str, python: str | Non
         print(f"the failure of {node} is not noted: {damage}", file=sys.stderr)
 
 
-def read_failures(ledger: Path) -> list[NodeFailure]:
+def read_node_failures(ledger: Path) -> list[NodeFailure]:
     """Return all failures that were noted; none where the ledger can't be read."""
     try:
         failures: list[NodeFailure] = read_json_lines_as(ledger, NodeFailure)[0]
@@ -129,7 +129,7 @@ def unreliable_nodes(ledger: Path, python: str) -> list[str]:
 
     Jobs that failed together count once.
     """
-    failures = read_failures(ledger)
+    failures = read_node_failures(ledger)
     times_by_node = defaultdict[str, list[datetime]](list)
     for failure in failures:
         if failure.python is None:
@@ -150,7 +150,7 @@ def describe_missing_python(nodes: Iterable[str], python: str) -> str:
 
 def explain_missing_python(ledger: Path, job: str) -> str | None:
     """Return a sentence on the nodes where a job found no Python; None where it found one everywhere."""
-    failures = [failure for failure in read_failures(ledger) if failure.job == job and failure.python]
+    failures = [failure for failure in read_node_failures(ledger) if failure.job == job and failure.python]
     if not failures:
         return None
     return describe_missing_python(

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from analysis.records.columns import is_relay_bottleneck
-from analysis.records.files import read_struct_or_none
+from analysis.records.files import try_read_struct
 from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
@@ -55,7 +55,7 @@ class Diagnosis(NamedTuple):
     why: str  # a sentence for people
 
 
-def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> Diagnosis:
+def diagnose_failed_start(folder: Path, codes: Mapping[int, int], size: int) -> Diagnosis:
     """Return the first cause of a failure, not its consequences on the other workers.
 
     Args:
@@ -65,7 +65,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> Diagnosis:
     """
     if not folder.is_dir():
         return Diagnosis("disturbed", f"{folder} was removed while the run was under way")
-    all_notes = (read_struct_or_none(path, FailureNote) for path in folder.glob("failure*.json"))
+    all_notes = (try_read_struct(path, FailureNote) for path in folder.glob("failure*.json"))
     notes = [note for note in all_notes if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:
@@ -110,7 +110,7 @@ def contention_warnings(manifest: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-class Interrupted(KeyboardInterrupt):
+class CommandInterrupted(KeyboardInterrupt):
     """Ctrl-C or another signal ended the command; the message says what is saved."""
 
 

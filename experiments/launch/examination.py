@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from analysis.records import locks
-from analysis.records.files import read_json_or_none, write_atomic
+from analysis.records.files import try_read_json_object, write_atomic
 from experiments.config import code_version
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, ResultFolders
@@ -30,13 +30,13 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, JobShape, job_shape
 from experiments.launch.attempt import container_config, worker_command
 from experiments.launch.bad_nodes import LEDGER_FILE
-from experiments.launch.diagnosis import diagnose
-from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, NodeFacts, ProbeRequest, collect_facts
+from experiments.launch.diagnosis import diagnose_failed_start
+from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, NodeFacts, ProbeRequest, collect_node_facts
 from experiments.worker.orders import RunOrders
 from slurm import commands, environment, jobs
 from slurm.local import LocalWorkers
-from slurm.reasons import explain_waiting
-from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand, read_exit_codes
+from slurm.reasons import explain_pending_reason
+from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand, read_exit_code_by_rank
 
 TIME_MIN = 10  # of a probe's job, which takes seconds
 SIGNAL_S = 30
@@ -66,7 +66,7 @@ class NodeProbe:
     seen_at: float = 0.0
 
     @property
-    def is_well(self) -> bool:
+    def has_all_facts(self) -> bool:
         """True if all tasks have left their facts."""
         return len(self.facts) == self.tasks
 
@@ -79,7 +79,7 @@ class GroupTestResult(NamedTuple):
     why: str = ""
 
 
-class ClusterExamination:
+class ClusterProber:
     """Probes for the runs that a config stands for.
 
     Args:
@@ -95,9 +95,9 @@ class ClusterExamination:
         self.folder = folders.scratch / "doctor" / time.strftime(f"%Y%m%d-%H%M%S-{time.time_ns() % 1000:03d}")
         self.folder.mkdir(parents=True)
         cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else None
-        self.code = code_version.copy_code_into(folders.code) if cluster else ROOT
+        self.code = code_version.ensure_code_copy(folders.code) if cluster else ROOT
         self.command = worker_command(PlannedRun(config, None), folders, self.code)
-        ports = cluster.open_ports() if cluster else None
+        ports = cluster.port_range() if cluster else None
         self.request = ProbeRequest(container_config(config), (ports.start, ports.stop) if ports else None)
         write_atomic(self.folder / REQUEST_FILE, msgspec.json.encode(self.request))
         (self.folder / LOCK_FILE).touch()
@@ -108,7 +108,7 @@ class ClusterExamination:
         """Return the facts of this machine."""
         begun_at = time.time()
         with self._hold_lock():
-            facts = collect_facts(self.folder, self.request, environment.worker_place())
+            facts = collect_node_facts(self.folder, self.request, environment.worker_place())
         return NodeProbe(
             facts.node, 1, facts=(facts,), is_over=True, submitted_at=begun_at, seen_at=time.time()
         )
@@ -156,7 +156,7 @@ class ClusterExamination:
         self._write_orders(same_host=False, size=size)
         spec = self.folder / "meet.json"
         JobSpec([str(self.folder)], self._group_test_command(), size, 0).write(spec)
-        command = [self.command.python, "-u", "-m", "slurm.task", str(spec)]
+        command = [self.command.task_python, "-u", "-m", "slurm.task", str(spec)]
         try:
             job = self._submit(shape, ",".join(nodes), command, self.command)
         except ValueError as error:
@@ -164,14 +164,14 @@ class ClusterExamination:
         start = self.folder / f"start-{job}-0"
         try:
             report = self._await_job(
-                job, lambda: len(read_exit_codes(start)) == size, time.monotonic() + self.wait_s
+                job, lambda: len(read_exit_code_by_rank(start)) == size, time.monotonic() + self.wait_s
             )
         finally:
             self._try_cancel(job)
         if report is not None and report.state == "PENDING":
             why = f"not known: their job waits for more than {self.wait_s / 60:g} min"
-            return GroupTestResult(nodes, (), f"{why} ({explain_waiting(report.reason)})")
-        return self._read_group_test(nodes, read_exit_codes(start), size, start)
+            return GroupTestResult(nodes, (), f"{why} ({explain_pending_reason(report.reason)})")
+        return self._read_group_test(nodes, read_exit_code_by_rank(start), size, start)
 
     @property
     def _cluster(self) -> SlurmCluster:
@@ -211,7 +211,7 @@ class ClusterExamination:
                 )
             else:
                 is_waiting = report.state == "PENDING"
-                reason = explain_waiting(report.reason) if is_waiting else "it runs, and says nothing"
+                reason = explain_pending_reason(report.reason) if is_waiting else "it runs, and says nothing"
                 minutes = f"{self.wait_s / 60:g} min"
                 probe.why = f"not known: its probe has not answered within {minutes} ({reason})"
                 self._try_cancel(probe.job)
@@ -245,7 +245,7 @@ class ClusterExamination:
 
     def _close(self, probe: NodeProbe) -> None:
         probe.is_over = True
-        self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
+        self.say(f"{probe.node}: {'heard' if probe.has_all_facts else probe.why}")
 
     # Notes of probes and workers.
 
@@ -266,7 +266,7 @@ class ClusterExamination:
         notes = sorted(folder.glob("facts*.json"))
         probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=NodeFacts) for path in notes)
         probe.is_alone = commands.has_exclusive_nodes(probe.job)
-        if not probe.is_well:
+        if not probe.has_all_facts:
             outputs = (path.read_text().strip() for path in sorted(folder.glob("said*")))
             probe.why = explain_python_failure(next(filter(None, outputs), ""), self._python)
         return True
@@ -289,10 +289,10 @@ class ClusterExamination:
     def _read_group_test(
         self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path
     ) -> GroupTestResult:
-        notes = [read_json_or_none(path) or {} for path in sorted(start.glob("met*.json"))]
+        notes = [try_read_json_object(path) or {} for path in sorted(start.glob("met*.json"))]
         if len(notes) == size and all(note.get("met") == size for note in notes):
             return GroupTestResult(nodes, tuple(note.get("interface") for note in notes))
-        why = diagnose(start, codes, size).why if start.is_dir() else "its job left nothing"
+        why = diagnose_failed_start(start, codes, size).why if start.is_dir() else "its job left nothing"
         return GroupTestResult(nodes, (), why)
 
     @contextlib.contextmanager
@@ -323,7 +323,7 @@ def explain_python_failure(output: str, python: str) -> str:
 def describe_job_end(job: str) -> str:
     """Return a job's end as SLURM knows it, as ' (FAILED, exit code 0:53)'; nothing if it has forgotten."""
     try:
-        fields = commands.show_fields("job", job)[0]
+        fields = commands.query_scontrol_fields("job", job)[0]
     except commands.SlurmError:
         return ""
     return f" ({fields.get('JobState', '')}, exit code {fields.get('ExitCode', '')})"

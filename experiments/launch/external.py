@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from analysis.records.configs import run_id
-from analysis.records.files import WatchedFolder
+from analysis.records.files import FolderReplacementDetector
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import find_unmeasured_runs, plan_runs
-from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock
-from experiments.launch.diagnosis import Interrupted, diagnose
+from experiments.config.plan import find_unmeasured_runs, plan_runs_with_data
+from experiments.launch.attempt import prepare_attempt, run_lock, wait_to_acquire_run_lock
+from experiments.launch.diagnosis import CommandInterrupted, diagnose_failed_start
 from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import connect
 from experiments.worker.build import prepare_device
-from experiments.worker.errors import write_failure
+from experiments.worker.errors import print_and_write_failure
 from experiments.worker.orders import RunOrders
 from experiments.worker.run import execute_run
 from slurm import environment, worker_process
@@ -56,24 +56,24 @@ def run_as_worker(
         ValueError: these processes can't be the workers of this run.
         SystemExit: the run failed, and `say` has said why.
     """
-    worker_process.exit_with_parent()
-    stop = StopSignal().listen()
+    worker_process.kill_self_when_parent_ends()
+    stop = StopSignal().install_handlers()
     place = group.place
-    meeting = folders.scratch / "joined" / environment.step_name()
+    meeting = folders.scratch / "joined" / environment.job_step_name()
     say_once = say if place.rank == 0 else lambda line: None
     # What can't be is said by all: the first to end ends the others.
     device = prepare_device(config, place)
-    is_in_terminal = group.launcher == "srun" and environment.has_terminal()
+    is_in_terminal = group.launcher == "srun" and environment.is_srun_pty_step()
     gives_up_at = time.monotonic() + (PATIENCE_IN_TERMINALS_S if is_in_terminal else math.inf)
 
     def give_up() -> bool:
         return stop.is_set or time.monotonic() > gives_up_at
 
     try:
-        comm = connect.join_launched_group(config, group, meeting, device, give_up, say)
+        comm = connect.join_external_group(config, group, meeting, device, give_up, say)
     except WorkerLost as lost:
         if stop.is_set:
-            raise Interrupted(STOPPED_EARLY) from lost
+            raise CommandInterrupted(STOPPED_EARLY) from lost
         raise ValueError(IN_TERMINAL.format(size=place.size) if is_in_terminal else str(lost)) from lost
     with contextlib.ExitStack() as held_lock:
         plan: dict[str, str] = {}
@@ -109,19 +109,19 @@ def _prepare(
     stop: StopSignal,
 ) -> dict[str, str]:
     """Return the attempt to carry out and its orders, or only the attempt that is valid already."""
-    (planned,) = plan_runs([config], say)
+    (planned,) = plan_runs_with_data([config], say)
     name = run_id(planned.config)
     lock = held_lock.enter_context(run_lock(folders, name))
     if not lock.acquire(timeout_s=0):
-        if not wait_for_lock(lock, name, say, lambda: stop.is_set):
+        if not wait_to_acquire_run_lock(lock, name, say, lambda: stop.is_set):
             raise ValueError(STOPPED_EARLY)
         force = False  # what it measured meanwhile is as fresh as anything we could measure
     if not force and not find_unmeasured_runs([planned], folders, say):
-        valid = folders.store.find_valid(planned.config)
+        valid = folders.store.find_newest_valid_of_config(planned.config)
         assert valid is not None
         return {"attempt": str(valid.path)}
-    started = start_attempt(planned, folders, force_new=force)
-    return {"attempt": str(started.attempt.path), "orders": started.orders}
+    started = prepare_attempt(planned, folders, force_new=force)
+    return {"attempt": str(started.attempt.path), "orders": started.orders_file}
 
 
 @contextlib.contextmanager
@@ -132,19 +132,19 @@ def _exit_with_reason(
 
     mpirun and its like end all processes once one ends badly, so each writes the reason into the manifest.
     """
-    attempt_folder = WatchedFolder(attempt.path)
-    start_folder = WatchedFolder(folder)
+    attempt_folder = FolderReplacementDetector(attempt.path)
+    start_folder = FolderReplacementDetector(folder)
     try:
         yield
     except Preempted as preempted:
         say(f"{attempt.run_id}: {preempted}; run again to go on")
         sys.exit(worker_process.STOPPED)
     except BaseException as error:
-        kind, why = write_failure(error, place.rank, start_folder)
+        kind, why = print_and_write_failure(error, place.rank, start_folder)
         with contextlib.suppress(OSError):  # a full disk may refuse even this
             time.sleep(SETTLE_S)
-            kind, why = diagnose(folder, dict.fromkeys(range(place.size), 1), place.size)
-            if kind != "held" and attempt_folder.is_there():  # else its manifest is another's
-                attempt.fail(why, kind)
+            kind, why = diagnose_failed_start(folder, dict.fromkeys(range(place.size), 1), place.size)
+            if kind != "held" and attempt_folder.is_still_there():  # else its manifest is another's
+                attempt.mark_failed_unless_whole(why, kind)
         say(f"experiments: {attempt.run_id} failed: {why}")
         sys.exit(BAD_INPUT if kind == "bad_input" else 1)

@@ -19,20 +19,20 @@ import msgspec
 
 from analysis.records.files import DamagedFileError, write_json
 from analysis.records.log import InterferenceError
-from analysis.records.store import Attempt, utc_now
+from analysis.records.store import Attempt, utc_timestamp
 from experiments.config import code_version
 from experiments.launch.bad_nodes import (
     LEDGER_FILE,
-    append_failure,
+    append_node_failure,
     describe_missing_python,
-    find_failed_nodes,
+    find_failure_time_by_node,
     find_nodes_without_python,
     unreliable_nodes,
 )
-from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL_FILE, POLICIES, diagnose
+from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL_FILE, POLICIES, diagnose_failed_start
 from experiments.worker.orders import RunOrders
 from slurm import commands, environment
-from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, read_exit_codes, start_folder
+from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, current_start_folder, read_exit_code_by_rank
 
 CLOSED_FILE = "closed.json"  # in a start's folder: its end was seen
 GO_ON = 0  # exit codes
@@ -40,7 +40,7 @@ LEAVE = 1
 NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
-def prepare_job(spec: JobSpec) -> int:
+def prepare_job_or_requeue(spec: JobSpec) -> int:
     """Prepare for the workers, and return GO_ON or LEAVE.
 
     Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node
@@ -49,24 +49,24 @@ def prepare_job(spec: JobSpec) -> int:
     """
     if not _check_code(spec):
         return LEAVE
-    job = environment.job_id()
+    job = environment.current_job_id()
     folder = Path(spec.runs[0])
     ledger = folder.parent / LEDGER_FILE
     try:
         for start in sorted(folder.glob(f"start-{job}-*")):
-            if start != start_folder(spec.runs[0]) and not (start / CLOSED_FILE).exists():
-                for node, at in find_failed_nodes(job, start).items():
-                    append_failure(ledger, node, job, at)
+            if start != current_start_folder(spec.runs[0]) and not (start / CLOSED_FILE).exists():
+                for node, at in find_failure_time_by_node(job, start).items():
+                    append_node_failure(ledger, node, job, at)
                 _write_end(start, "unseen")
-        without_python = find_nodes_without_python(spec.python)
+        without_python = find_nodes_without_python(spec.node_python)
         for node in without_python:
-            append_failure(ledger, node, job, utc_now(), spec.python)
-        unreliable = unreliable_nodes(ledger, spec.python)
-        avoided = sorted({*commands.expand_nodes(environment.node_list())} & {*unreliable})
+            append_node_failure(ledger, node, job, utc_timestamp(), spec.node_python)
+        unreliable = unreliable_nodes(ledger, spec.node_python)
+        avoided = sorted({*commands.expand_hostlist(environment.job_hostlist())} & {*unreliable})
         requeues = POLICIES["python"].requeue if without_python else spec.requeues
         may_move = environment.restart_count() < requeues
         if without_python and not may_move:
-            _fail_all(spec, describe_missing_python(without_python, spec.python), "python")
+            _fail_all(spec, describe_missing_python(without_python, spec.node_python), "python")
             return LEAVE
         if not avoided or not may_move:
             return GO_ON
@@ -84,7 +84,7 @@ def _check_code(spec: JobSpec) -> bool:
     with contextlib.suppress(OSError):  # where it may not be removed, it is damage
         if strays := code_version.remove_extra_files(code):
             print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
-    damage = code_version.describe_damage(code)
+    damage = code_version.describe_copy_damage(code)
     if damage:
         print(damage, file=sys.stderr, flush=True)
         _fail_all(spec, damage, "code")
@@ -93,7 +93,7 @@ def _check_code(spec: JobSpec) -> bool:
 
 def _fail_all(spec: JobSpec, why: str, kind: str) -> None:
     for run in spec.runs:
-        _read_attempt(run).fail(why, kind)
+        _read_attempt(run).mark_failed_unless_whole(why, kind)
 
 
 def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
@@ -103,20 +103,20 @@ def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     commands.requeue_job(job)
     try:
-        commands.exclude_nodes(job, nodes)
+        commands.add_excluded_nodes(job, nodes)
     except commands.SlurmError as error:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
 
 
-def finish_job(spec: JobSpec) -> int:
+def finish_job_or_requeue(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
-    has_begun = any(start_folder(run).is_dir() for run in spec.runs)
+    has_begun = any(current_start_folder(run).is_dir() for run in spec.runs)
     requeues = [_judge_run(run, spec.tasks, has_begun) for run in spec.runs]
     if AS_OFTEN_AS_ALLOWED in requeues:
         requeues.append(spec.requeues)
     if environment.restart_count() < max(requeues):
         try:
-            commands.requeue_job(environment.job_id())
+            commands.requeue_job(environment.current_job_id())
             return GO_ON
         except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
@@ -130,22 +130,22 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
         has_begun: have workers of this start of the job begun any of its runs?
     """
     attempt = _read_attempt(folder)
-    start = start_folder(folder)
+    start = current_start_folder(folder)
     if attempt.is_valid():
         _write_end(start, "ok")
         return 0
     if Path(folder, CANCEL_FILE).exists():
-        attempt.fail("cancelled", "cancelled")
+        attempt.mark_failed_unless_whole("cancelled", "cancelled")
         _write_end(start, "cancelled")
         return 0
-    codes = read_exit_codes(start)
+    codes = read_exit_code_by_rank(start)
     if attempt.state == "preempted" or (len(codes) == size and {*codes.values()} == {STOPPED}):
         attempt.update_manifest(state="preempted")
         _write_end(start, "preempted")
         return AS_OFTEN_AS_ALLOWED
     if not start.is_dir() and has_begun:  # of a block: the job was told to stop before this one's turn
         return AS_OFTEN_AS_ALLOWED
-    kind, why = diagnose(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
+    kind, why = diagnose_failed_start(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
     _write_end(start, kind)
     requeues = POLICIES[kind].requeue
     if kind == "held":  # its manifest is another's
@@ -153,7 +153,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
     if requeues == AS_OFTEN_AS_ALLOWED or environment.restart_count() < requeues:
         attempt.update_manifest(state="submitted", why=f"{why}; it is started again")
         return requeues
-    attempt.fail(why, kind)
+    attempt.mark_failed_unless_whole(why, kind)
     return 0
 
 
@@ -163,14 +163,14 @@ def _read_attempt(folder: str) -> Attempt:
 
 def _write_end(start: Path, end: str) -> None:
     if start.is_dir():
-        write_json(start / CLOSED_FILE, {"at": utc_now(), "end": end})
+        write_json(start / CLOSED_FILE, {"at": utc_timestamp(), "end": end})
 
 
 def main(hook: str, path: str) -> int:
     """Carry out the hook `begin` or `end` for the spec in a file."""
     try:
         spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
-        return prepare_job(spec) if hook == "begin" else finish_job(spec)
+        return prepare_job_or_requeue(spec) if hook == "begin" else finish_job_or_requeue(spec)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise SystemExit(f"{path} can't be read here: does this node see the results folder?") from error
     except (DamagedFileError, InterferenceError) as disturbance:

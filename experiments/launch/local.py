@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 from analysis.records import locks, schema
 from analysis.records.configs import run_id
-from analysis.records.files import WatchedFolder, read_struct_or_none
+from analysis.records.files import FolderReplacementDetector, try_read_struct
 from analysis.records.locks import FileLock
 from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock, worker_command
-from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
-from experiments.launch.fork_server import forking_starter
+from experiments.launch.attempt import prepare_attempt, run_lock, wait_to_acquire_run_lock, worker_command
+from experiments.launch.diagnosis import POLICIES, CommandInterrupted, RunFailed, diagnose_failed_start
+from experiments.launch.fork_server import forking_starter_or_command
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
 from experiments.worker.cores import spare_core_cpus
-from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation
+from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation_by_trial
 from slurm.local import LocalWorkers
 
 NETWORK_LOST = "the emulated network ended: what joins its nodes was killed; the workers were stopped"
@@ -35,10 +35,10 @@ EMULATION = "emulation"  # the lock of who emulates links
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class EndSignals:
+class EndSignalHandler:
     """END_SIGNALS in the process that starts workers: the first is passed on, the second ends all.
 
-    Inside a `with` block the first signal sets `was_received`; the next one raises Interrupted. Signals that
+    Inside a `with` block the first signal sets `was_received`; the next one raises CommandInterrupted. Signals that
     this process was started to ignore stay ignored, as SIGHUP under `nohup`.
     """
 
@@ -47,7 +47,7 @@ class EndSignals:
         self.was_passed_on = False
         self.previous_handlers: dict[int, signal._HANDLER] = {}
 
-    def __enter__(self) -> EndSignals:
+    def __enter__(self) -> EndSignalHandler:
         if threading.current_thread() is threading.main_thread():
             for number in END_SIGNALS:
                 handler = signal.getsignal(number)
@@ -60,13 +60,13 @@ class EndSignals:
         for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
 
-    def pass_on(self) -> bool:
+    def consume_first_signal(self) -> bool:
         """Tell, once, whether the first signal has come and was not passed on yet."""
         is_due = self.was_received and not self.was_passed_on
         self.was_passed_on = self.was_received
         return is_due
 
-    def ignore(self) -> None:
+    def ignore_further_signals(self) -> None:
         """Ignore signals from now on to the end of the block."""
         self._handle_by(signal.SIG_IGN)
 
@@ -76,7 +76,7 @@ class EndSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.was_received:
-            raise Interrupted
+            raise CommandInterrupted
         self.was_received = True
 
 
@@ -88,19 +88,19 @@ class LocalRun:
     planned: PlannedRun
     workers: LocalWorkers
     lock: FileLock
-    folder: WatchedFolder  # of the attempt
+    folder: FolderReplacementDetector  # of the attempt
 
     @property
     def progress(self) -> RunProgress:
         """The progress that the worker has noted."""
-        note = read_struct_or_none(self.workers.folder / "progress.json", schema.Progress)
+        note = try_read_struct(self.workers.folder / "progress.json", schema.Progress)
         return RunProgress(self.attempt.run_id, note or schema.Progress())
 
     def fail(self, why: str, kind: str) -> None:
         """Mark the attempt as failed, if its folder is still this run's."""
-        if self.folder.is_there():
+        if self.folder.is_still_there():
             with contextlib.suppress(OSError):  # a full disk may refuse even this
-                self.attempt.fail(why, kind)
+                self.attempt.mark_failed_unless_whole(why, kind)
 
     def release(self) -> None:
         """Let other processes make the run."""
@@ -130,9 +130,9 @@ class LocalBackend:
     ) -> None:
         requests = {request for run in planned if (request := emulation_request(run))}
         for request in requests:
-            check_emulation(*request)
+            check_emulation_by_trial(*request)
         # It is held until all have ended.
-        self.emulation_lock = acquire_emulation_lock_or_refuse() if requests else contextlib.nullcontext()
+        self.emulation_lock = acquire_emulation_lock_or_raise() if requests else contextlib.nullcontext()
         self.folders = folders
         self.progress = progress
         self.force = force
@@ -141,12 +141,12 @@ class LocalBackend:
         self.running: list[LocalRun] = []
         self.stopped: list[Attempt] = []  # by a signal
         self.failures: list[RunFailed] = []
-        self.signals = EndSignals()
+        self.signals = EndSignalHandler()
         self.last_progress: list[RunProgress] = []  # since a signal came
         self.last_change_s = 0.0
 
     def _has_failed(self, planned: PlannedRun) -> bool:
-        last = self.folders.store.find_last(planned.config)
+        last = self.folders.store.find_newest_of_config(planned.config)
         return last is not None and last.state == "failed"
 
     @contextlib.contextmanager
@@ -160,15 +160,15 @@ class LocalBackend:
             try:
                 yield
             except BaseException as error:
-                self.signals.ignore()  # the clean-up is not left half done
+                self.signals.ignore_further_signals()  # the clean-up is not left half done
                 why = "interrupted" if self.signals.was_received else "stopped because another run failed"
                 for run in self.running:
                     run.workers.kill()
                     if run.attempt.state != "preempted":
                         run.fail(why, "interrupted")
                     run.release()
-                if isinstance(error, Interrupted):
-                    raise Interrupted(self._describe_interruption()) from None
+                if isinstance(error, CommandInterrupted):
+                    raise CommandInterrupted(self._describe_interruption()) from None
                 raise
             if self.failures:
                 raise self.failures[0]
@@ -181,7 +181,7 @@ class LocalBackend:
 
         Raises:
             RunFailed: a run failed from what would end the others as well.
-            Interrupted: a signal came, and all workers have saved.
+            CommandInterrupted: a signal came, and all workers have saved.
         """
         while (
             self.waiting
@@ -189,10 +189,10 @@ class LocalBackend:
             and has_room_for(self.waiting[0], [run.planned for run in self.running])
         ):
             self._begin()
-        if self.signals.pass_on():
+        if self.signals.consume_first_signal():
             self.progress.say("ending: the workers save; a second signal ends them at once")
             for run in self.running:
-                run.workers.request_stop()
+                run.workers.request_save_and_stop()
         for run in list(self.running):
             codes = run.workers.poll()
             if codes is not None:
@@ -203,9 +203,9 @@ class LocalBackend:
                 self.progress.say(
                     f"ended: the workers have made no step for {SAVE_S:.0f} s, so they could not save"
                 )
-                raise Interrupted
+                raise CommandInterrupted
             if not self.running:
-                raise Interrupted
+                raise CommandInterrupted
         if not self.running and not self.waiting:
             return None
         return UnfinishedRuns([run.progress for run in self.running], len(self.waiting))
@@ -225,24 +225,24 @@ class LocalBackend:
         name = run_id(planned.config)
         lock = run_lock(self.folders, name)
         if not lock.acquire(timeout_s=0):
-            if not wait_for_lock(lock, name, self.progress.say, lambda: self.signals.was_received):
+            if not wait_to_acquire_run_lock(lock, name, self.progress.say, lambda: self.signals.was_received):
                 return
             force = False  # what it measured meanwhile is as fresh as anything we could measure
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
-            if not force and self.folders.store.find_valid(planned.config) is not None:
-                self.progress.report_done(name)
+            if not force and self.folders.store.find_newest_valid_of_config(planned.config) is not None:
+                self.progress.report_run_done(name)
                 self.waiting.pop(0)
                 return
-            network = start_network(planned)
+            network = start_network_if_emulated(planned)
             if network:
                 undo.callback(network.close)
-            started = start_attempt(planned, self.folders, force_new=force, network=network)
+            started = prepare_attempt(planned, self.folders, force_new=force, network=network)
             command = worker_command(planned, self.folders, ROOT)
-            is_forked = can_be_forked(planned, self.is_single_run)
+            is_forked = can_fork_workers(planned, self.is_single_run)
             workers = LocalWorkers(
-                forking_starter(command) if is_forked else command,
-                started.orders,
+                forking_starter_or_command(command) if is_forked else command,
+                started.orders_file,
                 started.folder,
                 planned.config.num_processes,
                 network,
@@ -250,14 +250,14 @@ class LocalBackend:
             )
             undo.pop_all()
         self.waiting.pop(0)
-        folder = WatchedFolder(started.attempt.path)
+        folder = FolderReplacementDetector(started.attempt.path)
         self.running.append(LocalRun(started.attempt, planned, workers, lock, folder))
 
     def _finish(self, run: LocalRun, codes: dict[int, int]) -> None:
         try:
             if self._accept(run, codes):
                 divergence = run.attempt.manifest.get("diverged") or {}
-                self.progress.report_done(run.attempt.run_id, divergence.get("why", ""))
+                self.progress.report_run_done(run.attempt.run_id, divergence.get("why", ""))
             else:
                 self.stopped.append(run.attempt)
         except RunFailed as failure:
@@ -276,7 +276,7 @@ class LocalBackend:
             RunFailed: it ended in any other way.
         """
         attempt = run.attempt
-        if not run.folder.is_there():
+        if not run.folder.is_still_there():
             why = f"{attempt.path} was removed while the run was under way"
             raise RunFailed(why, "disturbed", attempt)
         if attempt.is_valid():
@@ -286,9 +286,11 @@ class LocalBackend:
         if attempt.state == "preempted":
             if self.signals.was_received:
                 return False
-            why = f"told to stop, saved at step {attempt.newest_checkpoint_step():,}: run again to go on"
+            why = (
+                f"told to stop, saved at step {attempt.newest_whole_checkpoint_step():,}: run again to go on"
+            )
             raise RunFailed(why, "preempted", attempt)
-        kind, why = diagnose(run.workers.folder, codes, run.workers.size)
+        kind, why = diagnose_failed_start(run.workers.folder, codes, run.workers.size)
         if run.workers.has_lost_network:
             kind = "killed"
             why = NETWORK_LOST
@@ -299,14 +301,14 @@ class LocalBackend:
     def _describe_interruption(self) -> str:
         facts = []
         for attempt in [*self.stopped, *(run.attempt for run in self.running)]:
-            step = attempt.newest_checkpoint_step()
+            step = attempt.newest_whole_checkpoint_step()
             facts.append(f"{attempt.run_id} " + (f"saved at step {step:,}" if step else "had saved nothing"))
         if self.waiting:
             facts.append(f"{len(self.waiting)} runs had not begun")
         return f"interrupted: {'; '.join([*facts, 'what was finished is kept'])}; run again to go on"
 
 
-def can_be_forked(planned: PlannedRun, is_single_run: bool) -> bool:
+def can_fork_workers(planned: PlannedRun, is_single_run: bool) -> bool:
     """Tell whether the workers of a run may begin from what one process has loaded for several runs."""
     return not (planned.is_timing or is_single_run)
 
@@ -320,16 +322,16 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
         return False
     return (
         sum(run.gpu_share for run in together) <= 1
-        and sum(run.num_cores for run in together) <= usable_cores()
+        and sum(run.num_cores for run in together) <= count_usable_cores()
     )
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def acquire_emulation_lock_or_refuse() -> FileLock:
+def acquire_emulation_lock_or_raise() -> FileLock:
     """Return the lock, which this process now holds, of who emulates links on this machine.
 
     Two runs at once would take each other's cores, and neither would find its link.
@@ -368,7 +370,7 @@ def emulation_request(planned: PlannedRun) -> EmulationRequest | None:
     return EmulationRequest(link, planned.config.num_nodes, cluster.by)
 
 
-def start_network(planned: PlannedRun) -> EmulatedNetwork | None:
+def start_network_if_emulated(planned: PlannedRun) -> EmulatedNetwork | None:
     """Start the network of a run with cluster=netns; return None for other runs.
 
     The cores that its workers compute with are theirs; where there is one more, its relay has that.

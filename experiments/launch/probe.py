@@ -18,7 +18,7 @@ import msgspec
 from analysis.records import locks
 from analysis.records.files import write_atomic
 from experiments.worker import addresses
-from experiments.worker.cores import sibling_cpus
+from experiments.worker.cores import sibling_cpu_list
 from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
@@ -64,7 +64,7 @@ class NodeFacts(msgspec.Struct):
         return [bus_ids[int(name)] for name in self.visible_gpus if int(name) < len(bus_ids)]
 
 
-def collect_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> NodeFacts:
+def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> NodeFacts:
     """Find out what a worker would meet in this process's place."""
     why = ""
     if request.container is not None:
@@ -76,33 +76,35 @@ def collect_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> No
         node=environment.node_name(),
         rank=place.rank,
         python=platform.python_version(),
-        name=addresses.addresses_of_hostname(),
+        name=addresses.hostname_addresses(),
         interfaces=addresses.addresses_by_interface(),
-        closed=addresses.warn_of_closed_ports(range(*request.ports) if request.ports else None),
-        cores=[sibling_cpus(cpu) for cpu in sorted(os.sched_getaffinity(0))],
+        closed=addresses.closed_ports_warning(range(*request.ports) if request.ports else None),
+        cores=[sibling_cpu_list(cpu) for cpu in sorted(os.sched_getaffinity(0))],
         gpus={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
-        lock=lock_state(folder / LOCK_FILE),
+        lock=observe_lock(folder / LOCK_FILE),
         container=why,
-        runtime=images.find_runtime(),
+        runtime=images.find_container_runtime(),
         at=time.time(),
     )
 
 
-def lock_state(path: Path) -> str:
+def observe_lock(path: Path) -> str:
     """Return whether the lock that another process holds on this file is seen here."""
     try:
         with path.open("r+b") as file:
-            return {False: HELD, True: NOT_HELD, None: NO_LOCKS}[locks.try_flock(path, file.fileno())]
+            return {"held elsewhere": HELD, "locked": NOT_HELD, "unsupported": NO_LOCKS}[
+                locks.try_flock(path, file.fileno())
+            ]
     except OSError as error:
         return os.strerror(error.errno or 0)
 
 
 def main(folder: Path) -> None:
     """Leave the facts of one task in a file."""
-    place = environment.read_place("srun") or environment.worker_place()
+    place = environment.read_rank_variables("srun") or environment.worker_place()
     request = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
-    facts = collect_facts(folder, request, place)
+    facts = collect_node_facts(folder, request, place)
     node_folder = folder / facts.node
     node_folder.mkdir(exist_ok=True)
     write_atomic(node_folder / f"facts{place.rank}.json", msgspec.json.encode(facts))

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.records import locks, schema
-from analysis.records.files import DamagedFileError, read_struct_or_none
+from analysis.records.files import DamagedFileError, try_read_struct
 from analysis.records.schema import DIVERGED
-from analysis.records.store import DAMAGED, NEWER, Attempt, NewerRecordError
+from analysis.records.store import DAMAGED, NEWER, Attempt, NewerVersionError
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import changed_code_files, format_changed_files
+from experiments.config.plan import changed_code_files, explain_changed_files
 from experiments.launch import diagnosis
 from experiments.launch.attempt import UNFINISHED_STATES, run_lock
 from experiments.launch.bad_nodes import LEDGER_FILE, explain_missing_python
 from experiments.launch.diagnosis import Diagnosis
 from slurm import jobs
-from slurm.jobs import JobReport, SubmittedJob
-from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_waiting
+from slurm.jobs import JobOrigin, JobReport, SubmittedJob
+from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_pending_reason
 
 UNDER_WAY = ("queued", "running", "requeued")
 SUSPENDED = "suspended"  # a class of running jobs: their processes are stopped
@@ -56,14 +56,14 @@ class RunStatus(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StatusView:
+class StatusSnapshot:
     """SLURM's answers on the jobs of attempts, and what follows from them for the runs."""
 
     folders: ResultFolders
     reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
 
     @classmethod
-    def query(cls, folders: ResultFolders, attempts: Iterable[Attempt]) -> StatusView:
+    def query(cls, folders: ResultFolders, attempts: Iterable[Attempt]) -> StatusSnapshot:
         """Ask SLURM, once, about the jobs of the attempts that have not ended by their records.
 
         Raises:
@@ -78,9 +78,9 @@ class StatusView:
         return cls(folders, {attempt: reports[job] for attempt, job in job_by_attempt.items()})
 
     @classmethod
-    def query_settled(
+    def query_until_settled(
         cls, folders: ResultFolders, attempts: Sequence[Attempt], say: Callable[[str], None]
-    ) -> StatusView:
+    ) -> StatusSnapshot:
         """Ask SLURM until no job of these attempts can be about to come back.
 
         A job whose node died has ended for a moment, until SLURM starts it again; and the last words of one
@@ -113,7 +113,7 @@ class StatusView:
         try:
             manifest = attempt.read_checked_manifest()
         except DamagedFileError as damage:
-            kind = NEWER if isinstance(damage, NewerRecordError) else DAMAGED
+            kind = NEWER if isinstance(damage, NewerVersionError) else DAMAGED
             return RunStatus("failed", f"{damage.brief}; it will be measured again", kind)
         state = manifest["state"]
         step = int(manifest.get("step") or 0)
@@ -143,7 +143,7 @@ class StatusView:
     def _done_status(self, attempt: Attempt, manifest: Mapping[str, Any]) -> RunStatus:
         warnings = diagnosis.contention_warnings(manifest)
         if files := changed_code_files(attempt):
-            warnings.insert(0, format_changed_files(files))
+            warnings.insert(0, explain_changed_files(files))
         divergence = manifest.get("diverged")
         if divergence:
             why = "; ".join([divergence["why"], *warnings])
@@ -152,14 +152,14 @@ class StatusView:
 
     def _jobless_status(self, attempt: Attempt, state: str, step: int) -> RunStatus:
         """Return the status of a run without a job."""
-        if writer := attempt.find_writer():
-            progress = self.progress(attempt)
+        if writer := attempt.describe_writer():
+            progress = self.read_progress(attempt)
             return RunStatus("running", f"written by {writer}", step=progress.step, steps=progress.steps)
         if holder := locks.describe_lock_holder(run_lock(self.folders, attempt.run_id).path):
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
-        return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_checkpoint_step())
+        return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_whole_checkpoint_step())
 
     def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
         """Return why a job ended without a note on its end."""
@@ -171,11 +171,11 @@ class StatusView:
             return result
         # Of damaged code too little may be left to say so, and nobody can leave a note without a Python.
         if manifest["state"] == "submitted" and manifest.get("sweep") and manifest.get("code"):
-            damage = code_version.describe_damage(self.folders.code / Path(str(manifest["code"])).name)
+            damage = code_version.describe_copy_damage(self.folders.code / Path(str(manifest["code"])).name)
             if damage:
                 result = Diagnosis("code", damage)
         ledger = self.folders.scratch / LEDGER_FILE
-        missing = explain_missing_python(ledger, attempt.job.id) if attempt.job.id else None
+        missing = explain_missing_python(ledger, attempt.slurm_job.id) if attempt.slurm_job.id else None
         return Diagnosis("python", missing) if missing and result.kind == "killed" else result
 
     def _queued_status(self, attempt: Attempt, job: JobReport, step: int) -> RunStatus:
@@ -185,26 +185,26 @@ class StatusView:
         if job.state != "PENDING" and manifest["state"] == "submitted":
             return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs{until}")
         if job.state != "PENDING":
-            progress = self.progress(attempt)
+            progress = self.read_progress(attempt)
             kind = SUSPENDED if is_held else ""
             return RunStatus("running", f"on {job.nodes}{until}", kind, progress.step, progress.steps)
-        why = explain_waiting(job.reason)
+        why = explain_pending_reason(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
         if manifest.get("why"):
             return RunStatus("requeued", f"{manifest['why']}; waits: {why}", step=step)
         return RunStatus("queued", why)
 
-    def progress(self, attempt: Attempt) -> schema.Progress:
+    def read_progress(self, attempt: Attempt) -> schema.Progress:
         """Return the progress of a run, from the note of its newest start."""
         notes = self._progress_notes(attempt)
-        return (read_struct_or_none(notes[-1], schema.Progress) if notes else None) or schema.Progress()
+        return (try_read_struct(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
     def _progress_notes(self, attempt: Attempt) -> list[Path]:
         return sorted(self.folders.launch_folder(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
 
     def _describe_last_sign(self, attempt: Attempt) -> str:
-        if writer := attempt.find_writer():
+        if writer := attempt.describe_writer():
             return f" ({writer} is writing its record)"
         notes = self._progress_notes(attempt)
         if not notes:
@@ -214,16 +214,17 @@ class StatusView:
 
 def _submitted_job(attempt: Attempt, folders: ResultFolders) -> SubmittedJob:
     """Return the job of an attempt: by id, or by script where the submitting process died too early."""
-    job = attempt.job
+    job = attempt.slurm_job
     manifest = attempt.manifest
     name, _, number = str(manifest.get("array") or "").partition(":")
-    origin = (folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2], int(number or 0))
+    script_folder = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
+    origin = JobOrigin(script_folder, int(number or 0))
     return SubmittedJob(job.id, name or None, origin if name else None, job.cluster, job.user)
 
 
 def _is_without_job(attempt: Attempt) -> bool:
     """Tell whether the workers of an attempt were started without a job of SLURM's."""
-    return not attempt.job.id and not attempt.manifest.get("sweep")
+    return not attempt.slurm_job.id and not attempt.manifest.get("sweep")
 
 
 def stuck_reasons(statuses: Iterable[RunStatus]) -> set[str]:

@@ -18,9 +18,9 @@ from msgspec import structs
 
 from analysis.records import locks
 from analysis.records.configs import run_id
-from analysis.records.files import DamagedFileError, read_struct, write_json
+from analysis.records.files import DamagedFileError, read_struct_if_there, write_json
 from analysis.records.schema import DIVERGED, Sweep
-from analysis.records.store import Attempt, utc_now
+from analysis.records.store import Attempt, utc_timestamp
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
@@ -28,17 +28,17 @@ from experiments.config.plan import PlannedRun, find_unmeasured_runs
 from experiments.launch.arrays import JobArray, JobShape, group_into_arrays
 from experiments.launch.attempt import (
     UNFINISHED_STATES,
-    StartedAttempt,
-    missing_requirements,
-    start_attempt,
+    PreparedAttempt,
+    describe_missing_requirements,
+    prepare_attempt,
     worker_command,
 )
 from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
 from experiments.launch.diagnosis import RunFailed
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
-from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck_reasons
+from experiments.launch.status import ASK_S, SETTLE_S, StatusSnapshot, stuck_reasons
 from slurm import commands, environment, jobs
-from slurm.task import RunTask
+from slurm.task import WorkerTask
 from slurm.worker_process import JobSpec
 
 LOCK_TIMEOUT_S = 300  # another process that submits a thousand runs takes some seconds
@@ -67,7 +67,7 @@ class SlurmBackend:
         self.name = name
         self.words = words
         self.force = force
-        self.view = StatusView(folders, None)
+        self.view = StatusSnapshot(folders, None)
         self.attempts: list[Attempt] = []
         self.bad_attempts: list[Attempt] = []
         self.reported: set[str] = set()  # ids of runs that are done, reasons of waiting
@@ -84,14 +84,14 @@ class SlurmBackend:
         Raises:
             RunFailed: at the end of the block, the first run that failed.
         """
-        sweep = submit_missing(
+        sweep = submit_missing_runs(
             self.planned, self.folders, self.name, self.words, self.progress.say, self.force
         )
         if sweep is not None:
             self.progress.say(
                 f"submitted as {sweep.name}; Ctrl-C leaves the jobs alone, the same command goes on watching"
             )
-        newest = (self.folders.store.find_last(run.config) for run in self.planned)
+        newest = (self.folders.store.find_newest_of_config(run.config) for run in self.planned)
         self.attempts = [attempt for attempt in newest if attempt]
         yield
         if self.bad_attempts:
@@ -114,7 +114,7 @@ class SlurmBackend:
     def _ask_slurm(self) -> None:
         """Ask for the jobs; a controller that does not answer says nothing of them, and they go on."""
         try:
-            self.view = StatusView.query(self.folders, self.attempts)
+            self.view = StatusSnapshot.query(self.folders, self.attempts)
         except commands.SlurmError as error:
             has_answered = False
             line = f"SLURM is asked again until it answers: {error}"
@@ -130,12 +130,12 @@ class SlurmBackend:
         for attempt, status in statuses.items():
             if status.state == "done" and attempt.run_id not in self.reported:
                 self.reported.add(attempt.run_id)
-                self.progress.report_done(attempt.run_id, status.why if status.kind == DIVERGED else "")
+                self.progress.report_run_done(attempt.run_id, status.why if status.kind == DIVERGED else "")
         for reason in stuck_reasons(statuses.values()) - self.reported:
             self.reported.add(reason)
             self.progress.say(f"waiting: {reason}")
         running = [
-            RunProgress(attempt.run_id, self.view.progress(attempt))
+            RunProgress(attempt.run_id, self.view.read_progress(attempt))
             for attempt, status in statuses.items()
             if status.state == "running"
         ]
@@ -149,7 +149,7 @@ class SlurmBackend:
         return UnfinishedRuns([], 0) if may_return and now_s - self.idle_since <= SETTLE_S else None
 
 
-def submit_missing(
+def submit_missing_runs(
     planned: Sequence[PlannedRun],
     folders: ResultFolders,
     name: str,
@@ -166,18 +166,18 @@ def submit_missing(
     """
     conf = slurm_cluster(planned[0]).slurm_conf
     with _acquire_submission_lock(folders, say):
-        environment.use_slurm_conf(conf)
-        selected = select_runs_to_submit(planned, folders, say, force)
+        environment.set_slurm_conf_variable(conf)
+        selected = select_runs_and_close_dead_attempts(planned, folders, say, force)
         if not selected:
             return None
-        if requirements := missing_requirements(selected):
+        if requirements := describe_missing_requirements(selected):
             raise ValueError("; ".join(requirements))
         arrays = group_into_arrays(selected, block=selected[0].config.launch.block)
         ledger = folders.scratch / LEDGER_FILE
-        avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.python)})
+        avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.node_python)})
         if avoided:
             say(f"avoiding {', '.join(avoided)}, which failed before; without {ledger} they are used again")
-        code = code_version.copy_code_into(folders.code)
+        code = code_version.ensure_code_copy(folders.code)
         sweep = SweepFile(_make_numbered_folder(folders.sweeps, name), words, conf)
         say_once = cache(say)
         for number, array in enumerate(arrays):
@@ -201,7 +201,7 @@ class SweepFile:
 
     def __init__(self, folder: Path, words: Sequence[str], conf: str | None) -> None:
         self.folder = folder
-        self.head = {"name": folder.name, "words": [*words], "created": utc_now(), "slurm_conf": conf}
+        self.head = {"name": folder.name, "words": [*words], "created": utc_timestamp(), "slurm_conf": conf}
         self.array_by_name: dict[str, dict[str, Any]] = {}
 
     def write_array(
@@ -210,7 +210,7 @@ class SweepFile:
         folder: str,
         shape: JobShape | environment.Allocation,
         time_min: int | None,
-        jobs: Sequence[Sequence[StartedAttempt]],
+        jobs: Sequence[Sequence[PreparedAttempt]],
         ids: Sequence[str | None],
     ) -> None:
         """Write an array and the ids of its jobs, which are None as long as SLURM has given it none."""
@@ -246,20 +246,20 @@ def _submit_array(
     cluster = array.cluster
     worker = worker_command(array.jobs[0][0], folders, code)
     script = array.script(name, folder, folders.scratch / LEDGER_FILE, worker)
-    runs_by_job: list[list[StartedAttempt]] = []
+    runs_by_job: list[list[PreparedAttempt]] = []
     tasks = []
     start = partial(
-        start_attempt,
+        prepare_attempt,
         force_new=force,
         exclusive=cluster.exclusive,
         sweep=sweep.folder.name,
-        cluster=jobs.cluster_name(),
+        cluster=jobs.query_cluster_name(),
     )
     for index, job in enumerate(array.jobs):
         runs = [start(planned, folders, array=f"{name}:{index}") for planned in job]
         path = folder / f"task{index}.json"
         job_spec(runs, folders, code).write(path)
-        tasks.append(RunTask.from_file(path))
+        tasks.append(WorkerTask.from_spec_file(path))
         runs_by_job.append(runs)
     write_ids = partial(sweep.write_array, name, folder.name, array.shape, cluster.time_min, runs_by_job)
     write_ids([None] * len(tasks))
@@ -271,20 +271,22 @@ def _submit_array(
         ) from error
     except ValueError as error:
         for attempt in (run.attempt for runs in runs_by_job for run in runs):
-            if attempt.newest_checkpoint_step():
+            if attempt.newest_whole_checkpoint_step():
                 attempt.update_manifest(state="preempted", why=str(error))
             else:
-                attempt.fail(str(error), "bad_input")
+                attempt.mark_failed_unless_whole(str(error), "bad_input")
         raise
     write_ids(queued.job_ids)
     for runs, job_id in zip(runs_by_job, queued.job_ids, strict=True):
         for run in runs:
             # Its job may have begun already, and written to the manifest; only this file is ours.
-            note = run.attempt.job
-            run.attempt.store_job(structs.replace(note, id=job_id, cluster=queued.cluster or note.cluster))
+            note = run.attempt.slurm_job
+            run.attempt.store_slurm_job(
+                structs.replace(note, id=job_id, cluster=queued.cluster or note.cluster)
+            )
 
 
-def job_spec(runs: Sequence[StartedAttempt], folders: ResultFolders, code: Path) -> JobSpec:
+def job_spec(runs: Sequence[PreparedAttempt], folders: ResultFolders, code: Path) -> JobSpec:
     """Return the work of one SLURM job: runs that have the shape of the first, one after the other.
 
     Args:
@@ -305,7 +307,7 @@ def slurm_cluster(planned: PlannedRun) -> SlurmCluster:
     return planned.config.cluster
 
 
-def select_runs_to_submit(
+def select_runs_and_close_dead_attempts(
     planned: Sequence[PlannedRun],
     folders: ResultFolders,
     say: Callable[[str], None],
@@ -320,9 +322,11 @@ def select_runs_to_submit(
     Args:
         own_job: this very job, where it may have been requeued.
     """
-    newest = (folders.store.find_last(run.config) for run in planned)
-    others = [last for last in newest if last and (own_job is None or last.job.id != own_job)]
-    view = StatusView.query_settled(folders, others, say)  # after that, what has ended is known as such
+    newest = (folders.store.find_newest_of_config(run.config) for run in planned)
+    others = [last for last in newest if last and (own_job is None or last.slurm_job.id != own_job)]
+    view = StatusSnapshot.query_until_settled(
+        folders, others, say
+    )  # after that, what has ended is known as such
     wanted = planned if force else find_unmeasured_runs(planned, folders, say)
     wanted_by_id = {run_id(run.config): run for run in wanted}
     left_out = set[str]()
@@ -331,12 +335,12 @@ def select_runs_to_submit(
         if last.state not in UNFINISHED_STATES:
             continue
         status = view.run_status(last)
-        if status.is_under_way or last.find_writer():
+        if status.is_under_way or last.describe_writer():
             left_out.add(last.run_id)
         elif status.state == "unknown":
             reason_by_unknown_run[last.run_id] = status.why
         elif last.state != "preempted":
-            last.fail(status.why, status.kind)
+            last.mark_failed_unless_whole(status.why, status.kind)
     if left_out & wanted_by_id.keys():
         num_left_out = len(left_out & wanted_by_id.keys())
         say(f"{num_left_out} of these runs are queued or running already; `status` shows them")
@@ -378,7 +382,7 @@ def read_sweeps(folders: ResultFolders, say: Callable[[str], None]) -> list[Swee
     sweeps = []
     for path in folders.sweeps.glob("*/sweep.json"):
         try:
-            sweep = read_struct(path, Sweep)
+            sweep = read_struct_if_there(path, Sweep)
         except DamagedFileError as damage:
             say(f"left out {path.parent.name}: {damage.brief}")
         else:

@@ -18,13 +18,13 @@ from analysis.records import loading, phases
 from analysis.records.frames import Frames, select_runs
 from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Estimate
-from experiments.bench._runner import read_rows_with_numbers
+from experiments.bench._runner import read_newest_rows_with_numbers
 from experiments.config.folders import ResultFolders
 from experiments.prediction.step_times import UncertainTime
 
 NETWORK_SETTINGS = ("width", "layers", "heads")  # settings of a task that change its network
-SELECTING = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
-COMMUNICATING = phases.names_in_group(phases.COMMUNICATION)
+SELECTING = phases.phase_names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.phase_names_in_group(phases.COMMUNICATION)
 PUBLISHED_TASK = "vgg16_cifar10"  # of Yoon and Oh's logs
 PUBLISHED_BATCH = 128
 # Methods that search as another one does, whose time stands for theirs.
@@ -57,7 +57,7 @@ class KnownTimes:
         return {"none": "CPUs", "any": "GPUs"}.get(self.gpu) or self.gpu.upper()
 
     @cached_property
-    def records(self) -> Frames:
+    def serialised_records(self) -> Frames:
         """Runs of real processes whose phases were timed one by one, on any machine."""
         frames = loading.load(self.folders.results, ("runs", "steps"))
         runs = frames.runs
@@ -67,9 +67,12 @@ class KnownTimes:
         return select_runs(frames, runs.loc[is_serialised & runs["key"].isin(frames.steps["key"]), "key"])
 
     @cached_property
-    def records_of_machine(self) -> Frames:
-        """Runs among `records` on such a machine."""
-        return select_runs(self.records, self.records.runs.loc[self._is_on_machine(self.records.runs), "key"])
+    def serialised_records_on_machine(self) -> Frames:
+        """Runs among `serialised_records` on such a machine."""
+        return select_runs(
+            self.serialised_records,
+            self.serialised_records.runs.loc[self._is_on_machine(self.serialised_records.runs), "key"],
+        )
 
     def _has_network(self, runs: pd.DataFrame) -> pd.Series[bool]:
         """Return True for each run of the task's very network, whatever the batch."""
@@ -93,15 +96,15 @@ class KnownTimes:
         return has_name
 
     @cached_property
-    def measured_elements(self) -> dict[str, int]:
+    def measured_elements_by_task(self) -> dict[str, int]:
         """Elements by task, from the bytes of dense allreduces: 2 (P-1)/P n words."""
-        runs = self.records.runs
+        runs = self.serialised_records.runs
         elements_by_task = dict[str, int]()
         if not len(runs):
             return elements_by_task
         for run in runs[runs["method.name"].eq("dense") & runs["workers"].gt(1)].to_dict("records"):
             if run["task.name"] not in elements_by_task:
-                steps = self.records.steps
+                steps = self.serialised_records.steps
                 wire_bytes = float(steps.loc[steps["key"] == run["key"], "wire_bytes"].median())
                 workers = int(run["workers"])
                 elements_by_task[run["task.name"]] = round(wire_bytes * workers / (2 * (workers - 1) * 4))
@@ -117,14 +120,14 @@ class KnownTimes:
             recorded = runs["parameters"][self._has_network(runs)].dropna()
             if len(recorded):
                 return int(recorded.iloc[-1])
-        return self.measured_elements.get(task["name"]) or ELEMENTS_BY_MODEL.get(task["name"])
+        return self.measured_elements_by_task.get(task["name"]) or ELEMENTS_BY_MODEL.get(task["name"])
 
     def find_compute_time(self) -> UncertainTime | None:
         """Return the time of a dense step without communication; None where it is not known."""
         task = self.config["task"]["name"]
         serialised_s = [
             self._mean_phase_s(run["key"], (*SELECTING, *COMMUNICATING), invert=True)
-            for run in self._select_same_task(self.records_of_machine).to_dict("records")
+            for run in self._select_same_task(self.serialised_records_on_machine).to_dict("records")
             if style.method_id(run) == "dense"
         ]
         if serialised_s:
@@ -134,7 +137,7 @@ class KnownTimes:
             source = f"steps without an exchange of {len(alone_s)} stored runs of task={task}"
             return summarize_times(alone_s, source)
         if (task, self.config["task"].get("batch_size")) == (PUBLISHED_TASK, PUBLISHED_BATCH):
-            return published_times(self.gpu).get("dense")
+            return published_compute_and_select_times(self.gpu).get("dense")
         return None
 
     def _select_same_task(self, frames: Frames) -> pd.DataFrame:
@@ -167,23 +170,29 @@ class KnownTimes:
                 means_s.append(float(seconds.mean()))
         return means_s
 
-    def find_select_times(self, elements: int) -> dict[str, UncertainTime]:
+    def find_select_time_by_method(self, elements: int) -> dict[str, UncertainTime]:
         """Return the known selection times by method.
 
         Published times come first, then those of stored runs on such a machine, in proportion to the
         elements, then those of `make bench BENCH=methods`.
         """
-        times = self.benchmark_select_times(elements) | self._recorded_select_times(elements)
+        times = self.read_benchmarked_select_times(elements) | self._recorded_select_times(elements)
         if self.config["task"]["name"] == PUBLISHED_TASK:
-            times |= {name: time for name, time in published_times(self.gpu).items() if name != "dense"}
+            times |= {
+                name: time
+                for name, time in published_compute_and_select_times(self.gpu).items()
+                if name != "dense"
+            }
         return times
 
     def _recorded_select_times(self, elements: int) -> dict[str, UncertainTime]:
         samples_s = defaultdict[str, list[float]](list)
-        for run in self.records_of_machine.runs.to_dict("records"):
+        for run in self.serialised_records_on_machine.runs.to_dict("records"):
             name = style.method_id(run)
             task = str(run["task.name"])
-            measured = int(run["task.elements"]) if task == "vector" else self.measured_elements.get(task)
+            measured = (
+                int(run["task.elements"]) if task == "vector" else self.measured_elements_by_task.get(task)
+            )
             # A method that can't be replayed is not ranked.
             if (
                 measured is not None
@@ -193,12 +202,12 @@ class KnownTimes:
                 samples_s[name].append(self._mean_phase_s(run["key"], SELECTING) * elements / measured)
         return {name: summarize_times(took, f"{len(took)} stored runs") for name, took in samples_s.items()}
 
-    def benchmark_select_times(self, elements: int) -> dict[str, UncertainTime]:
+    def read_benchmarked_select_times(self, elements: int) -> dict[str, UncertainTime]:
         """Return times that `make bench BENCH=methods` recorded of the nearest number of elements."""
         device = {"none": "cpu", "any": "cuda"}.get(self.gpu)
         files = sorted((self.folders.results / "bench").glob("methods-*.jsonl"))
         parts = [f"{part}_ms" for part in ("select", "exchange", "retain", "scatter")]
-        rows = [row for file in files for row in read_rows_with_numbers(file, ("n", *parts))]
+        rows = [row for file in files for row in read_newest_rows_with_numbers(file, ("n", *parts))]
         times = dict[str, UncertainTime]()
         for row in sorted(rows, key=lambda row: abs(row["n"] - elements), reverse=True):
             if row["device"] == device:
@@ -209,7 +218,7 @@ class KnownTimes:
 
     def _mean_phase_s(self, key: str, names: Collection[str], *, invert: bool = False) -> float:
         """Return the mean seconds of a run's steps in these phases, or in all others and outside."""
-        seconds = mean_phase_seconds(self.records_of_machine, [key]).drop("step")
+        seconds = mean_phase_seconds(self.serialised_records_on_machine, [key]).drop("step")
         return float(seconds[seconds.index.isin(names) != invert].sum())
 
 
@@ -218,7 +227,7 @@ def _is_simulated(runs: pd.DataFrame) -> pd.Series[bool]:
     return is_simulated
 
 
-def published_times(gpu: str) -> dict[str, UncertainTime]:
+def published_compute_and_select_times(gpu: str) -> dict[str, UncertainTime]:
     """Return times from the logs of Yoon and Oh 2022: VGG-16, batch 128, 8 A100 or V100, no validation.
 
     Of dense it is the time of computing, of another method that of selecting; nothing of other machines.

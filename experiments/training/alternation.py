@@ -34,16 +34,16 @@ class AlternationSchedule(NamedTuple):
     warmup_steps: int  # of each variant, before the first round
     seed: int  # of the order in each round
 
-    def steps_of_blocks(self, blocks: int) -> int:
+    def count_steps_per_variant(self, num_blocks: int) -> int:
         """Return the number of steps of each variant in so many blocks."""
-        return self.warmup_steps + blocks * self.rules.block_steps
+        return self.warmup_steps + num_blocks * self.rules.block_steps
 
 
 class AlternationResult(NamedTuple):
     """The reason why the turns ended, and how far they came."""
 
     stopped: Literal["half-width", "limit", "signal"]
-    half_width: float | None  # see `widest_half_width`
+    half_width: float | None  # see `widest_ratio_half_width`
     blocks: int  # of each variant
 
 
@@ -57,17 +57,17 @@ class VariantLog:
     # Of each step in this block; None where the worker was suspended meanwhile.
     seconds: list[float | None] = field(default_factory=list)
 
-    def begin(self, block: int) -> None:
+    def begin_block(self, block: int) -> None:
         """Note that the steps of another block follow."""
         self.block = block
         self.seconds = []
 
-    def add(self, kind: str, **values: Any) -> None:
+    def add_line(self, kind: str, **values: Any) -> None:
         """Write a line, of steps with their block."""
         if kind == "step":
             self.seconds.append(None if values.get("stops") else values["step_s"])
             values["block"] = self.block
-        self.log.add(kind, variant=self.variant, **values)
+        self.log.add_line(kind, variant=self.variant, **values)
 
     def flush(self) -> None:
         self.log.flush()
@@ -111,14 +111,16 @@ def train_alternately(
         """Train one variant for a block, and return rank 0's clock afterwards."""
         nonlocal done, is_told_to_stop
         training, log = variants[name]
-        log.begin(block)
+        log.begin_block(block)
         for _ in range(steps):
             training.step()
-        training.log.write()
+        training.log.write_waiting_steps()
         done += steps
         reports = gather_json(comm, [log.seconds, clock() - started_s, after_block(done)], device)
         if block:
-            seconds[name].append(mean_step_seconds([seconds_of_rank for seconds_of_rank, *_ in reports]))
+            seconds[name].append(
+                mean_step_s_on_slowest_rank([seconds_of_rank for seconds_of_rank, *_ in reports])
+            )
         is_told_to_stop = any(is_told for *_, is_told in reports)
         if is_told_to_stop and (block < schedule.rules.blocks or round_s > MAX_LAST_ROUND_S):
             raise Preempted(0)
@@ -133,7 +135,7 @@ def train_alternately(
         for name in order.sample([*variants], len(variants)):
             elapsed_s = take_turn(name, block, schedule.rules.block_steps)
         round_s = elapsed_s - before_s
-        reached = widest_half_width(seconds)
+        reached = widest_ratio_half_width(seconds)
         enough = block >= schedule.rules.blocks and reached is not None and reached <= schedule.rules.until
         if enough:
             return AlternationResult("half-width", reached, block)
@@ -142,7 +144,7 @@ def train_alternately(
     raise AssertionError("counting does not end")
 
 
-def mean_step_seconds(seconds_by_rank: Sequence[Sequence[float | None]]) -> float:
+def mean_step_s_on_slowest_rank(seconds_by_rank: Sequence[Sequence[float | None]]) -> float:
     """Return the mean step time of one block, on its slowest rank.
 
     The first step after another variant's is left out, if there are more. NaN where a worker was suspended in
@@ -153,16 +155,16 @@ def mean_step_seconds(seconds_by_rank: Sequence[Sequence[float | None]]) -> floa
     return float(np.mean([max(step) for step in whole])) if whole else math.nan
 
 
-def widest_half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
+def widest_ratio_half_width(seconds_by_variant: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
     """Return the half-width of the least certain ratio of step times to the first variant's.
 
     Blocks are paired, as in figures: 0.05 is 5 %. None where there are too few blocks for an interval.
     """
-    if min(map(len, seconds.values())) < 2:
+    if min(map(len, seconds_by_variant.values())) < 2:
         return None
     from analysis.stats import POSITIVE, estimate_mean  # pandas comes with it
 
-    first, *others = (np.asarray(block_seconds) for block_seconds in seconds.values())
+    first, *others = (np.asarray(block_seconds) for block_seconds in seconds_by_variant.values())
     ratios = [other / first for other in others]
     widest = max(estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").half_width for ratio in ratios)
     return widest if np.isfinite(widest) else None

@@ -26,12 +26,12 @@ import torch
 from msgspec import Struct
 from torch import Generator, Tensor, nn
 
-from analysis.records.files import check_not_link, read_struct_or_none, remove_path, write_json
+from analysis.records.files import check_not_link, try_read_struct, remove_path, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt
 from experiments.training.replicas.local import LocalReplica
-from experiments.training.replicas.shared import make_shared
+from experiments.training.replicas.shared import make_once_for_virtual_ranks
 from experiments.training.stop_signal import GO_ON, STOP, Preempted, StopAgreement, StopSignal
 from sparsify.comm import Comm, gather_json
 from sparsify.wrappers.aggregator import Aggregator
@@ -55,7 +55,7 @@ class SavedPart(Struct, frozen=True):
     shared: FileFacts | None
 
 
-class CheckpointNote(Struct, frozen=True):
+class CheckpointManifest(Struct, frozen=True):
     """whole.json: a checkpoint that all ranks have written."""
 
     format: int
@@ -89,10 +89,10 @@ class TrainingState:
             "augmentation": self.augmentation.get_state(),
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-            "steps": self.steps.state(),
+            "steps": self.steps.state_dict(),
         }
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was `own` and `shared`."""
         self.model.load_state_dict({**saved["parameters"], **saved["buffers"]})
         self.optimiser.load_state_dict(saved["optimiser"])
@@ -101,7 +101,7 @@ class TrainingState:
         torch.set_rng_state(saved["random"])
         if saved["cuda_random"] is not None:
             torch.cuda.set_rng_state(saved["cuda_random"], self.augmentation.device)
-        self.steps.restore(saved["steps"])
+        self.steps.load_state_dict(saved["steps"])
 
     def _model_tensors(self, trained: bool) -> dict[str, Any]:
         parameters = dict(self.model.named_parameters())
@@ -129,16 +129,16 @@ class Checkpointer:
         self.log = log
         self.device = device
         self.agreement = StopAgreement(comm, stop, None if every_min is None else 60 * every_min)
-        self.found: dict[str, Any] | None = None
+        self.loaded: dict[str, Any] | None = None
 
-    def find(self) -> int:
+    def load_newest_and_cut_log(self) -> int:
         """Load the newest whole checkpoint, cut the log back to it, and return its step; 0 without any.
 
         Raises:
             Preempted: a worker was told to stop before there was anything to do.
             DamagedFileError: on all workers, where a link stands for the folder of checkpoints.
         """
-        check_not_link(self.attempt.checkpoints)
+        check_not_link(self.attempt.checkpoint_folder)
         gathered = gather_json(self.comm, self._candidates() if self.comm.rank == 0 else [], self.device)
         step = 0
         log_bytes = 0
@@ -152,10 +152,10 @@ class Checkpointer:
                 break
             faults.append({"step": candidate["step"], "why": why})
         if not step:
-            self.found = None
+            self.loaded = None
         self.log.truncate(log_bytes)
         if self.comm.rank == 0:
-            for saved, path in self.attempt.checkpoint_by_step().items():
+            for saved, path in self.attempt.checkpoint_folder_by_step().items():
                 # Neither what is later nor what was never whole fits the logs that will be written from here.
                 if saved > step or not (path / "whole.json").exists():
                     remove_path(path)
@@ -165,49 +165,49 @@ class Checkpointer:
             raise Preempted(step)
         return step
 
-    def restore(self, state: TrainingState) -> int:
-        """Put what was found into its place; returns the number of steps done."""
-        if self.found is None:
+    def restore_loaded(self, state: TrainingState) -> int:
+        """Give a training the loaded state, and return the number of steps done; 0 where none was loaded."""
+        if self.loaded is None:
             return 0
-        saved = self.found
-        self.found = None
-        state.restore(saved)
+        saved = self.loaded
+        self.loaded = None
+        state.load_state_dict(saved)
         return int(saved["aggregator"]["step"])
 
-    def end_step(self, done: int, state: TrainingState) -> None:
+    def save_if_agreed(self, num_steps: int, state: TrainingState) -> None:
         """Save if the workers agreed to.
 
         Args:
-            done: steps.
+            num_steps: that are done.
 
         Raises:
             Preempted: after saving; somebody was told to stop.
         """
         word = self.agreement.vote_after_step()
         if word != GO_ON:
-            state.steps.write()
-            self.save(done, state)
+            state.steps.write_waiting_steps()
+            self.save(num_steps, state)
         if word == STOP:
-            raise Preempted(done)
+            raise Preempted(num_steps)
 
-    def save(self, done: int, state: TrainingState) -> None:
+    def save(self, num_steps: int, state: TrainingState) -> None:
         """Write a checkpoint; returns when all of it is on the disk.
 
         Raises:
             OSError: on all workers, if one of them could not write its part. Nothing of it is left.
         """
-        folder = self.attempt.checkpoints / str(done)
+        folder = self.attempt.checkpoint_folder / str(num_steps)
         rank = self.comm.rank
         failed: OSError | None = None
         shared = state.shared_state()
         digests = gather_json(self.comm, state_digest(shared), self.device)
         same_as = digests.index(digests[rank])
         try:
-            log_bytes = self.log.sync()
+            self.log.flush(durable=True)
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir(exist_ok=True)
             note = {
-                "log_bytes": log_bytes,
+                "log_bytes": self.log.size_bytes(),
                 "own": write_state(folder / RANK_FILE.format(rank), state.rank_state()),
                 "same_as": same_as,
                 "shared": write_state(folder / SHARED_FILE.format(rank), shared) if same_as == rank else None,
@@ -223,32 +223,32 @@ class Checkpointer:
             first = notes[refused[0]]
             raise failed or OSError(first["errno"], f"rank {refused[0]} could not save: {first['why']}")
         if rank == 0:
-            self._mark_whole(folder, done, notes)
+            self._mark_whole(folder, num_steps, notes)
         self.comm.barrier()  # no worker ends before the checkpoint counts
 
-    def _mark_whole(self, folder: Path, done: int, notes: list[dict[str, Any]]) -> None:
+    def _mark_whole(self, folder: Path, num_steps: int, notes: list[dict[str, Any]]) -> None:
         try:
-            write_json(folder / "whole.json", {"format": FORMAT, "step": done, "ranks": notes})
+            write_json(folder / "whole.json", {"format": FORMAT, "step": num_steps, "ranks": notes})
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)  # the error to tell is the first one
             raise
         sync_folder(folder)
         sync_folder(folder.parent)
-        saved = self.attempt.checkpoint_by_step()
+        saved = self.attempt.checkpoint_folder_by_step()
         whole = sorted(step for step, path in saved.items() if (path / "whole.json").exists())
         for step in saved.keys() - {*whole[-NUM_KEPT:]}:
             remove_path(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
         """Return the checkpoints that were declared whole, the newest first."""
-        saved = self.attempt.checkpoint_by_step()
+        saved = self.attempt.checkpoint_folder_by_step()
         notes = {
-            step: read_struct_or_none(path / "whole.json", CheckpointNote) for step, path in saved.items()
+            step: try_read_struct(path / "whole.json", CheckpointManifest) for step, path in saved.items()
         }
         fitting = {step: note for step, note in notes.items() if note and self._is_loadable(note, step)}
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
 
-    def _is_loadable(self, note: CheckpointNote, step: int) -> bool:
+    def _is_loadable(self, note: CheckpointManifest, step: int) -> bool:
         """Tell whether it is of this step and of so many ranks, and by this code."""
         shared = [part for part in note.ranks if part.same_as < len(note.ranks)]
         all_there = all(note.ranks[part.same_as].shared for part in shared)
@@ -258,16 +258,16 @@ class Checkpointer:
     def _try_load(self, candidate: Mapping[str, Any]) -> str | None:
         """Read this rank's part; returns what is wrong with it."""
         notes = candidate["ranks"]
-        folder = self.attempt.checkpoints / str(candidate["step"])
+        folder = self.attempt.checkpoint_folder / str(candidate["step"])
         note = notes[self.comm.rank]
         same_as = note["same_as"]
         is_one = len({part["same_as"] for part in notes}) == 1
         read = partial(read_state, folder / SHARED_FILE.format(same_as), notes[same_as]["shared"])
         try:
-            shared = make_shared(self.comm, read) if is_one else read()
-            if self.log.size() < note["log_bytes"]:
+            shared = make_once_for_virtual_ranks(self.comm, read) if is_one else read()
+            if self.log.size_bytes() < note["log_bytes"]:
                 return "its log is shorter than it was"
-            self.found = shared | read_state(folder / RANK_FILE.format(self.comm.rank), note["own"])
+            self.loaded = shared | read_state(folder / RANK_FILE.format(self.comm.rank), note["own"])
         except DamagedStateError as error:
             return str(error)
         return None
@@ -363,7 +363,7 @@ def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Read what `write_state` wrote, onto the CPU.
 
     Raises:
-        Faulty: it is not that.
+        DamagedStateError: it is not that.
     """
     sha256 = hashlib.sha256()
     try:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from analysis.records.schema import AveragedNumbers, fields_by_name
+from analysis.records.schema import StepOrEpochLine, field_descriptions_by_name
 from experiments.training.replicas.local import LocalReplica
-from experiments.training.replicas.shared import make_shared
+from experiments.training.replicas.shared import make_once_for_virtual_ranks
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
 from sparsify.core import host_sync
@@ -23,14 +23,14 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import NonFiniteGradientError, StepReport
 
-EPOCH_MEANS = tuple(fields_by_name(AveragedNumbers))  # recorded per epoch besides
+EPOCH_MEANS = tuple(field_descriptions_by_name(StepOrEpochLine))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
 
 
 class MeasurementLog(Protocol):
     """The place where a rank's measurements go."""
 
-    def add(self, kind: str, **values: Any) -> None:
+    def add_line(self, kind: str, **values: Any) -> None:
         """Note a line of this kind."""
 
     def flush(self) -> None:
@@ -89,12 +89,14 @@ class StepLog:
                 # Of the average, which is alike on all workers.
                 "update_density": aggregator.moved
                 if isinstance(aggregator, LocalReplica)
-                else make_shared(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
+                else make_once_for_virtual_ranks(
+                    self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n
+                ),
                 "residual_norm": aggregator.residual_norm(),
             }
         )
 
-    def write(self) -> None:
+    def write_waiting_steps(self) -> None:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
@@ -106,13 +108,15 @@ class StepLog:
         # A step is as long on the workers that waited for one that was suspended.
         stops_of_ranks = self._gather([float(sample.stops) for sample in samples])
         stops_of_steps = [int(max(stops_by_rank)) for stops_by_rank in zip(*stops_of_ranks, strict=True)]
-        for sample, stops, numbers in zip(samples, stops_of_steps, to_numbers(self.waiting), strict=True):
+        for sample, stops, numbers in zip(
+            samples, stops_of_steps, tensors_to_numbers(self.waiting), strict=True
+        ):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             numbers["stops"] = stops
             self.timed_s += 0.0 if stops else sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
-            self.log.add(
+            self.log.add_line(
                 "step", start_s=sample.start_s, step_s=sample.step_s, phases=sample.phases, **numbers
             )
         self.waiting.clear()
@@ -120,7 +124,7 @@ class StepLog:
         if trouble:
             raise trouble
 
-    def end_epoch(
+    def add_epoch(
         self,
         epoch: int,
         step: int,
@@ -143,7 +147,7 @@ class StepLog:
         }
         self.epoch.clear()
         if metrics is not None:
-            self.log.add(
+            self.log.add_line(
                 "epoch",
                 epoch=epoch + 1,
                 step=step + 1,
@@ -156,13 +160,17 @@ class StepLog:
                 **({} if tested is None else {"test_loss": tested.loss, "test_top1": tested.top1}),
             )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return this log's part of a checkpoint; no step may be waiting."""
         return {"epoch": self.epoch, "timed_s": self.timed_s}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what was `state`."""
-        now = {field.was: name for name, field in fields_by_name(AveragedNumbers).items() if field.was}
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        now = {
+            field.was: name
+            for name, field in field_descriptions_by_name(StepOrEpochLine).items()
+            if field.was
+        }
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 
@@ -191,7 +199,7 @@ class StepLog:
         return rows
 
 
-def to_numbers(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def tensors_to_numbers(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the steps with numbers instead of tensors.
 
     One host synchronisation, if there are any tensors.

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.records.files import WatchedFolder
+from analysis.records.files import FolderReplacementDetector
 from analysis.records.store import Attempt
 from experiments.training.stop_signal import Preempted, StopSignal
-from experiments.worker.errors import write_failure
+from experiments.worker.errors import print_and_write_failure
 from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
@@ -23,28 +23,28 @@ from slurm import environment, worker_process
 def main(
     orders_file: Path,
     start_folder: Path,
-    end_with_starter: Callable[[], None] = worker_process.exit_when_stdin_closes,
+    end_with_starter: Callable[[], None] = worker_process.kill_self_when_stdin_closes,
 ) -> int:
     """Be the worker that this process is; returns its exit code."""
     end_with_starter()
-    stop = StopSignal().listen()  # before torch is loaded, which takes seconds
+    stop = StopSignal().install_handlers()  # before torch is loaded, which takes seconds
     place = environment.worker_place()
-    folder = WatchedFolder(start_folder)
+    folder = FolderReplacementDetector(start_folder)
     orders = RunOrders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
-        with worker_process.keep_loaded_objects():
-            from experiments.training.task import skip_compiler_import  # torch comes with it
+        with worker_process.exclude_loaded_objects_from_gc():
+            from experiments.training.task import patch_optimizers_to_skip_compiler  # torch comes with it
             from experiments.worker.run import execute_run
 
-        skip_compiler_import()
+        patch_optimizers_to_skip_compiler()
         execute_run(orders, place, start_folder, stop)
     except Preempted as preempted:
         print(preempted, file=sys.stderr)
         return worker_process.STOPPED
     except BaseException as error:
-        failure = write_failure(error, place.rank, folder)
+        failure = print_and_write_failure(error, place.rank, folder)
         return 2 if failure.kind == "bad_input" else 1
     return 0
 

@@ -22,18 +22,18 @@ from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from analysis.records import locks
-from analysis.records.files import read_json_or_none, write_json
+from analysis.records.files import try_read_json_object, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import hardware
 from experiments.worker.addresses import (
+    closed_ports_warning,
     interface_with_address,
-    list_addresses,
+    list_addresses_by_preference,
     local_address_towards,
     open_listening_socket,
-    warn_of_closed_ports,
 )
 from experiments.worker.orders import RunOrders
 from slurm import environment
@@ -56,7 +56,7 @@ POLL_S = 0.05
 REQUEST_TIMEOUT = timedelta(seconds=60)
 
 
-def say_to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line where a worker's log has it."""
     print(line, file=sys.stderr, flush=True)
 
@@ -76,22 +76,22 @@ def connect(
         WorkerLost: another worker did not come.
     """
     try:
-        return open_group(
+        return join_group_via_folder(
             config, place, start_folder, orders.same_host, orders.interface, device, stop.is_overdue
         )
     except WorkerLost as lost:
         if stop.is_set or isinstance(lost, JoinCancelled):
-            raise Preempted(Attempt(Path(orders.attempt)).newest_checkpoint_step()) from lost
+            raise Preempted(Attempt(Path(orders.attempt)).newest_whole_checkpoint_step()) from lost
         raise
 
 
-def join_launched_group(
+def join_external_group(
     config: Config,
     group: LauncherGroup,
     folder: Path,
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = say_to_stderr,
+    say: Callable[[str], None] = print_to_stderr,
 ) -> AnyComm:
     """Join the group of the processes that mpirun, horovodrun, torchrun or srun started.
 
@@ -137,18 +137,23 @@ def join_launched_group(
     if group.launcher == "srun":
         folder.mkdir(parents=True, exist_ok=True)
         interface = getattr(cluster, "interface", None)
-        return open_group(config, place, folder, False, interface, device, give_up, say)
+        return join_group_via_folder(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
         store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=START_TIMEOUT))
         return TorchComm.join_at_store(
-            store, rank, size, device, START_TIMEOUT, announce_arrival(store, place, give_up, say)
+            store,
+            rank,
+            size,
+            device,
+            START_TIMEOUT,
+            announce_arrival_and_wrap_give_up(store, place, give_up, say),
         )
     from sparsify.comm.horovod import HorovodComm
 
     return HorovodComm.join(device)
 
 
-def open_group(
+def join_group_via_folder(
     config: Config,
     place: WorkerPlace,
     folder: Path,
@@ -156,7 +161,7 @@ def open_group(
     interface: str | None,
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = say_to_stderr,
+    say: Callable[[str], None] = print_to_stderr,
 ) -> AnyComm:
     """Join the group of workers that our launcher, or srun, started; see `open_rendezvous_store`.
 
@@ -168,15 +173,15 @@ def open_group(
     """
     rank, size, _ = place
     cluster = config.cluster
-    ports = cluster.open_ports() if isinstance(cluster, SlurmCluster) else None
+    ports = cluster.port_range() if isinstance(cluster, SlurmCluster) else None
     for_rank_0 = with_waiting_message(give_up, lambda: "worker 0", say)
     meeting = open_rendezvous_store(folder, place, same_host, interface, START_TIMEOUT, for_rank_0, ports)
     store = meeting.store
-    give_up = announce_arrival(store, place, give_up, say)
+    give_up = announce_arrival_and_wrap_give_up(store, place, give_up, say)
     if device.type == "cuda" and not same_host:
         check_gpus_differ(store, rank, size, hardware.gpu_identity(device), give_up)
     if not same_host and not interface:
-        interface = find_common_interface(meeting, rank, size, give_up)
+        interface = find_interface_to_others(meeting, rank, size, give_up)
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface} if interface else {})
     elif interface:
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
@@ -186,7 +191,7 @@ def open_group(
         except RuntimeError as error:  # gloo has no type for it
             raise WorkerLost(
                 "; ".join(
-                    filter(None, (_explain_failed_connection(rank, size, error), warn_of_closed_ports(ports)))
+                    filter(None, (_explain_failed_connection(rank, size, error), closed_ports_warning(ports)))
                 )
             ) from error
     from sparsify.comm.horovod import HorovodComm
@@ -218,7 +223,7 @@ def with_waiting_message(
     return ask
 
 
-def announce_arrival(
+def announce_arrival_and_wrap_give_up(
     store: Store, place: WorkerPlace, give_up: Callable[[], bool], say: Callable[[str], None]
 ) -> Callable[[], bool]:
     """Note in the store that this worker has come; on rank 0, `give_up` names those that have not."""
@@ -263,7 +268,7 @@ def check_gpus_differ(
             )
 
 
-def find_common_interface(
+def find_interface_to_others(
     rendezvous: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
     """Return this node's interface to the others, when all came; None where all workers are on one node.
@@ -310,11 +315,11 @@ def open_rendezvous_store(
     """
     if same_host:
         file = folder / "rendezvous"
-        if locks.supports_locks(file):  # which torch locks
+        if locks.touch_and_probe_lock_support(file):  # which torch locks
             return RendezvousStore(FileStore(str(file), place.size), "127.0.0.1")
         interface = environment.gloo_interface()
     if place.rank == 0:
-        listed = list_addresses(interface)
+        listed = list_addresses_by_preference(interface)
         how: dict[str, Any] = {
             "is_master": True,
             "wait_for_workers": False,
@@ -332,7 +337,7 @@ def open_rendezvous_store(
     tried = None
     while True:
         # Listing the folder makes a network file system look again.
-        if ADDRESS_FILE in os.listdir(folder) and (tried := read_json_or_none(folder / ADDRESS_FILE)):
+        if ADDRESS_FILE in os.listdir(folder) and (tried := try_read_json_object(folder / ADDRESS_FILE)):
             for address in tried["addresses"]:
                 own_address = local_address_towards(address, tried["port"])
                 if own_address is not None:

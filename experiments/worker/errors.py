@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.records.files import WatchedFolder, write_json
+from analysis.records.files import FolderReplacementDetector, write_json
 
 # From causes to consequences: the sentence of a worker that only lost its peers comes last.
 DISK_FULL = "the disk is full: free some space and give the same command again; what was finished is kept"
@@ -82,11 +82,11 @@ def _explain_missing_ports() -> str:
     )
 
 
-def write_failure(error: BaseException, rank: int, folder: WatchedFolder) -> Failure:
+def print_and_write_failure(error: BaseException, rank: int, folder: FolderReplacementDetector) -> Failure:
     """Print the traceback, write the reason into the folder of this start, and return it."""
     failure = explain_failure(error)
     traceback.print_exception(error)
-    if folder.is_there():  # else the starter says that it is not
+    if folder.is_still_there():  # else the starter says that it is not
         with contextlib.suppress(OSError):  # a full disk may refuse it
             write_json(folder.path / f"failure{rank}.json", {"rank": rank, **failure._asdict()})
     return failure

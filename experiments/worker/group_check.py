@@ -10,31 +10,31 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from analysis.records.files import WatchedFolder, write_json
+from analysis.records.files import FolderReplacementDetector, write_json
 from experiments.config.config import Config
-from experiments.worker.errors import write_failure
+from experiments.worker.errors import print_and_write_failure
 from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
 
 def main(orders_file: Path, start_folder: Path) -> int:
     """Be the worker that this process is; returns its exit code."""
-    worker_process.exit_when_stdin_closes()
+    worker_process.kill_self_when_stdin_closes()
     place = environment.worker_place()
     try:
         import torch
 
         from experiments.worker.build import prepare_device
-        from experiments.worker.connect import open_group
+        from experiments.worker.connect import join_group_via_folder
 
         orders = RunOrders.read(orders_file)
         config = Config.from_record(orders.config)
         device = prepare_device(config, place)
-        comm = open_group(config, place, start_folder, orders.same_host, orders.interface, device)
+        comm = join_group_via_folder(config, place, start_folder, orders.same_host, orders.interface, device)
         met = int(comm.all_reduce(torch.ones(1, device=device)))
         comm.close()
     except BaseException as error:
-        write_failure(error, place.rank, WatchedFolder(start_folder))
+        print_and_write_failure(error, place.rank, FolderReplacementDetector(start_folder))
         return 1
     interface = environment.gloo_interface()
     note = {

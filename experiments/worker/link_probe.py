@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.records.files import read_struct_or_none
+from analysis.records.files import try_read_struct
 from experiments.config.machines import LinkSettings
 from experiments.worker.hardware_claims import LABEL_ADVICE
 from slurm.emulated import counters
@@ -67,7 +67,7 @@ class ProbedLink(NamedTuple):
     direct_bytes: dict[str, float] | None = None
 
     @property
-    def gbit_s(self) -> float:
+    def slowest_gbit_s(self) -> float:
         """The bandwidth that every node had, whatever the others did."""
         return min(*self.pairs_gbit_s, self.together_gbit_s)
 
@@ -114,7 +114,7 @@ def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool 
         together_gbit_s=to_gbit_s(size, together - max(round_trips_s)),
         asked_latency_s=link.alpha_s,
         latency_s=max(round_trips_s) / 2,
-        **(vars(fit_collectives(comm, ring[0], effort)) if collectives else {}),
+        **(vars(measure_and_fit_collectives(comm, ring[0], effort)) if collectives else {}),
     )
 
 
@@ -154,7 +154,9 @@ class CollectiveFits:
     direct_bytes: dict[str, float] = field(default_factory=dict)
 
 
-def fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEAR) -> CollectiveFits:
+def measure_and_fit_collectives(
+    comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEAR
+) -> CollectiveFits:
     """Fit alpha and beta of each kind of collective to times that all workers measure together. Collective.
 
     The times include how long workers on this machine's cores wait for each other; who has left a collective
@@ -275,14 +277,14 @@ def to_gbit_s(size: float, seconds: float) -> float:
     return float(f"{8e-9 * size / seconds:.3g}")
 
 
-def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] | None) -> Comm:
+def choose_comm_for_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] | None) -> Comm:
     """Return the communicator whose collectives travel as the setting `collectives` asks.
 
     Args:
         collectives: auto, backend or direct.
         probed: a `ProbedLink` as it is recorded; None where nothing was probed.
     """
-    direct = read_fitted_links(probed, "direct")
+    direct = fitted_link_by_kind(probed, "direct")
     if collectives == "direct":
         return DirectComm(comm, links=direct)
     if collectives != "auto" or not probed or not direct:
@@ -291,27 +293,27 @@ def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] |
     return DirectComm(comm, probed["direct_bytes"] if comm.size > 2 else None, direct)
 
 
-def read_fitted_links(probed: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
+def fitted_link_by_kind(probed: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
     """Return the recorded costs of collectives under `which`; nothing where nobody measured them."""
     return {kind: Link(*fit) for kind, fit in (probed or {}).get(which, {}).items()}
 
 
 def read_relay_statistics(statistics: str | None) -> dict[str, Any]:
     """Return the last statistics of an emulated network's relay, for the record; empty without a relay."""
-    statistics_by_name = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
+    statistics_by_name = try_read_struct(Path(statistics), dict[str, float]) if statistics else None
     return {"relay": statistics_by_name} if statistics_by_name else {}
 
 
-def describe_mismatches(name: str, probed: ProbedLink, loses: bool = False) -> list[str]:
+def describe_bandwidth_mismatch(name: str, probed: ProbedLink, loses: bool = False) -> list[str]:
     """Return a sentence where the link is not what was asked for.
 
     Where it `loses` packets, TCP may be slower.
     """
-    off = probed.gbit_s / probed.asked_gbit_s - 1
+    off = probed.slowest_gbit_s / probed.asked_gbit_s - 1
     if abs(off) <= TOLERANCE or (loses and off < 0):
         return []
     return [
-        f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found {probed.gbit_s:g} "
+        f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found {probed.slowest_gbit_s:g} "
         "between nodes; choose a link that this machine's cores can carry, wait until it is quiet, "
         f"{LABEL_ADVICE}"
     ]
@@ -328,7 +330,7 @@ class TrafficMeter(CountingComm):
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
-        self.began = counters.read_counters()
+        self.began = counters.read_interface_counters()
         self.actual_bytes = 0.0
         self.calls = 0
 
@@ -352,12 +354,12 @@ class TrafficMeter(CountingComm):
         elif kind != "permute":
             self.actual_bytes += self.predict_cost(kind, nbytes, size).cost.sent_bytes
 
-    def count_traffic(self) -> dict[str, float] | None:
+    def gather_traffic_totals(self) -> dict[str, float] | None:
         """Return the bytes of all workers since this was made, for the record. Collective.
 
         None where they are on no nodes of their own.
         """
-        now = counters.read_counters()
+        now = counters.read_interface_counters()
         if self.began is None or now is None:
             return None
         counts = [

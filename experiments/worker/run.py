@@ -31,8 +31,8 @@ from experiments.worker.connect import connect
 from experiments.worker.hardware_claims import LABEL_ADVICE
 from experiments.worker.link_probe import (
     TrafficMeter,
-    choose_collectives,
-    read_fitted_links,
+    choose_comm_for_collectives,
+    fitted_link_by_kind,
     read_relay_statistics,
 )
 from experiments.worker.orders import RunOrders
@@ -64,13 +64,13 @@ class RunOutcome(NamedTuple):
     diverged: dict[str, Any] | None = None  # a `schema.Divergence`
     interface: dict[str, float] | None = None  # bytes over an emulated link, see `link_probe.TrafficMeter`
 
-    def facts(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         """All fields by name, without what did not happen."""
         special = ("alternated", "diverged", "interface")
         return {name: value for name, value in self._asdict().items() if name not in special or value}
 
 
-class StartedRun(NamedTuple):
+class RunContext(NamedTuple):
     """Start of a run in this process."""
 
     run: RunComponents
@@ -99,17 +99,17 @@ def execute_run(
     config = Config.from_record(orders.config)
     attempt = Attempt(Path(orders.attempt))
     device = prepare_device(config, place)
-    hardware.prepare_machine(config, place, device, orders.network)
+    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders.network)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
     is_virtual = isinstance(config.cluster, VirtualCluster)
     if is_virtual:
-        memory.check_memory([*run.variants.values()] or [run], config.workers)
+        memory.check_memory_for_virtual_ranks([*run.variants.values()] or [run], config.workers)
     facts = {**collect_provenance(run.data.name, run.data.digest, device), "image": orders.image}
     facts["precision"] = effective_precision(config.precision, device)
     facts["forked"] = multiprocessing.parent_process() is not None  # from a process that had loaded torch
     progress = ProgressFile(start_folder / "progress.json", run.num_steps)
     with contextlib.ExitStack() as owned:
-        started = StartedRun(run, attempt, stop, progress, facts, orders.network, owned)
+        started = RunContext(run, attempt, stop, progress, facts, orders.network, owned)
         try:
             if is_virtual:
                 network = run.virtual_run_arguments(config.timing.mode)
@@ -129,11 +129,13 @@ def execute_run(
         if place.rank == 0:
             after = machine_state(device)
             peak = memory.peak_memory_gib(device)
-            facts = {**outcome.facts(), **read_relay_statistics(orders.relay)}
-            attempt.finish(config.workers, simulated=is_virtual, after=after, memory=peak, **facts)
+            facts = {**outcome.manifest_fields(), **read_relay_statistics(orders.relay)}
+            attempt.check_logs_and_mark_whole(
+                config.workers, simulated=is_virtual, after=after, memory=peak, **facts
+            )
 
 
-def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
+def train_and_record(started: RunContext, comm: Comm) -> RunOutcome:
     """Train as one rank of the group, and leave its log in the attempt."""
     run = started.run
     attempt = started.attempt
@@ -141,48 +143,50 @@ def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
     facts = started.facts
     config = run.config
     settings = run.settings
-    path = attempt.rank_path(comm.rank)
+    path = attempt.rank_log_path(comm.rank)
     report_progress = ignore_progress
     log = started.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
-        attempt.check_open()
+        attempt.check_not_closed()
         started.progress.newest = log.progress
         report_progress = started.progress
-    facts["machine"] = hardware.check_machine(config, settings.device, comm, started.network)
+    facts["machine"] = hardware.verify_machine_and_collect_facts(
+        config, settings.device, comm, started.network
+    )
     if not isinstance(config.cluster, VirtualCluster):
-        facts["machine"] |= hardware.report_shared_cores(config.threads, comm, settings.device)
+        facts["machine"] |= hardware.report_core_shortages(config.threads, comm, settings.device)
     link = facts["machine"].get("link")
     meter = None
     if isinstance(comm, TorchComm) and link:
-        comm.links = read_fitted_links(link, "kinds")
+        comm.links = fitted_link_by_kind(link, "kinds")
         comm = meter = TrafficMeter(comm)
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
-    done = checkpointer.find()
+    done = checkpointer.load_newest_and_cut_log()
     if comm.rank == 0:
         attempt.mark_running(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            outcome = train_variants(run, comm, link, log, report_progress, stop)
+            outcome = train_variants_in_turns(run, comm, link, log, report_progress, stop)
         else:
             outcome = train(run, comm, link, log, report_progress, checkpointer, done)
     finally:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.
     return (
-        outcome._replace(interface=check_traffic(meter, config))
+        outcome._replace(interface=verify_traffic(meter, config))
         if meter and config.workers_per_node == 1
         else outcome
     )
 
 
-def check_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
+def verify_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
     """Compare the bytes that all interfaces sent with those that were counted, and return them. Collective.
 
     Raises:
         MachineMismatch: on all workers alike, if they differ by more than headers; unless
             launch.on_mismatch=label.
     """
-    traffic = meter.count_traffic()
+    traffic = meter.gather_traffic_totals()
     if traffic and (why := counters.explain_uncounted_bytes(traffic, meter.size)):
         if config.launch.on_mismatch == "stop":
             raise hardware.MachineMismatch(f"{why}: please report it, {LABEL_ADVICE}")
@@ -207,7 +211,7 @@ def train(
     """
     config = run.config
     timer = run.make_timer(config.timing.mode, comm, done)
-    over = choose_collectives(comm, config.collectives, link)
+    over = choose_comm_for_collectives(comm, config.collectives, link)
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
     try:
         trained = training.run(report_progress)
@@ -226,7 +230,7 @@ def ignore_progress(step: int) -> None:
     """Tell nobody: rank 0 does."""
 
 
-def train_variants(
+def train_variants_in_turns(
     run: RunComponents,
     comm: Comm,
     link: Mapping[str, Any] | None,
@@ -243,7 +247,7 @@ def train_variants(
     def variant(name: str, built: RunComponents) -> VariantTraining:
         variant_log = VariantLog(log, name)
         timer = built.make_timer(built.config.timing.mode, comm)
-        over = choose_collectives(comm, built.config.collectives, link)
+        over = choose_comm_for_collectives(comm, built.config.collectives, link)
         training = Trainer(built.task, built.data, built.method, over, timer, variant_log, built.settings)
         return VariantTraining(training, variant_log)
 
@@ -252,14 +256,14 @@ def train_variants(
         return stop.is_set
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
-    words = choose_collectives(comm, run.config.collectives, link)  # what is gathered between turns
+    words = choose_comm_for_collectives(comm, run.config.collectives, link)  # what is gathered between turns
     ended = train_alternately(variants, words, run.alternation_schedule, run.settings.device, after_block)
-    steps = run.alternation_schedule.steps_of_blocks(ended.blocks)
+    steps = run.alternation_schedule.count_steps_per_variant(ended.blocks)
     outcomes = {
         name: summarize_training(training.finish(), words, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()
     }
-    became = {name: outcome.facts() for name, outcome in outcomes.items()}
+    became = {name: outcome.manifest_fields() for name, outcome in outcomes.items()}
     return next(iter(outcomes.values()))._replace(alternated={**ended._asdict(), "variants": became})
 
 
@@ -272,11 +276,11 @@ def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_
         digest.update(p.cpu().contiguous().numpy().tobytes())
     weights = digest.hexdigest()
     size = sum(p.numel() for p in parameters)
-    agreed = trained.agreed and len({*gather_json(comm, weights, device)}) == 1
-    kernels = gather_distinct_names(trained.searching["kernel"] or "", comm, device)
-    searching = {**trained.searching, "kernel": " and ".join(kernels) or None}
+    agreed = trained.have_averages_agreed and len({*gather_json(comm, weights, device)}) == 1
+    kernels = gather_distinct_names(trained.search_summary["kernel"] or "", comm, device)
+    searching = {**trained.search_summary, "kernel": " and ".join(kernels) or None}
     return RunOutcome(
-        steps, steps_per_epoch, size, len(parameters), weights, agreed, searching, trained.graph
+        steps, steps_per_epoch, size, len(parameters), weights, agreed, searching, trained.graph_outcome
     )
 
 

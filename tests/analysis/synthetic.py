@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.frames import Frames, query_runs
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
@@ -155,7 +155,7 @@ def _epoch(epoch: int, steps: int, top1: float, loss: float, **more: Any) -> dic
 
 
 def looked(store: Store, config: Mapping[str, Any], looks: list[dict[str, Any]]) -> Attempt:
-    """Store a finished training that was looked at; `looks` as `training.selection_looks` logs them."""
+    """Store a finished training that was looked at; `looks` as `training.selection_observers` logs them."""
     return _written(store, config, "look", [looks])
 
 
@@ -217,11 +217,11 @@ def _written(
     **provenance: Any,
 ) -> Attempt:
     """Store a finished run of which each rank logged these lines, all of one kind."""
-    attempt = store.begin_attempt(config)
+    attempt = store.create_attempt(config)
     for rank, lines in enumerate(ranks):
-        with RankLog(attempt.rank_path(rank)) as log:
+        with RankLog(attempt.rank_log_path(rank)) as log:
             for line in lines:
-                log.add(kind, **line)
+                log.add_line(kind, **line)
             log.flush()
     steps = config["train"]["steps"] or 390 * config["train"]["epochs"]
     ended = {"parameters": 14_728_266, "tensors": 54, "steps_per_epoch": 49, "steps": steps, **facts}
@@ -256,7 +256,7 @@ def item_store(root: Path, seeds: int = 1) -> Store:
 
 def frames_of(store: Store) -> Frames:
     """Return the frames of all whole runs of a store."""
-    return load_attempts(store.newest_valid_attempts())[0]
+    return load_valid_attempts(store.list_newest_valid_attempts())[0]
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:

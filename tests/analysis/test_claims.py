@@ -16,9 +16,9 @@ import pytest
 from analysis import claims, verdicts
 from analysis.claims import Claim, Verdict, judge_claims
 from analysis.evidence import EXAMPLES_COLUMN, SCALE_NAMES, describe_scale_differences
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.configs import flatten
-from analysis.records.frames import Frames, empty_frames, note_read_keys
+from analysis.records.frames import Frames, empty_frames, note_read_run_keys
 from analysis.records.store import Store
 from analysis.stats import Estimate, MixedRunsError
 from experiments import figures
@@ -118,7 +118,7 @@ SMALL = {"workers": 99}  # of a paper whose scale nothing here has
 
 def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
     def of_key(frames: Frames, key: str) -> Estimate:
-        note_read_keys([key])
+        note_read_run_keys([key])
         return three(1.0)
 
     frames = empty_frames()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
@@ -136,7 +136,7 @@ def on(
     """Return a run on this machine."""
     config = synthetic.config()
     config["cluster"] |= {"where": where, "link": config["cluster"]["link"] | {"name": link}}
-    return load_attempts([synthetic.timed(Store(folder), config, gpu=gpu, **more)])[0]
+    return load_valid_attempts([synthetic.timed(Store(folder), config, gpu=gpu, **more)])[0]
 
 
 RATIO = claim("ratio", 16.86, 0.1, three(16.0), accelerator="A100", timed=True)

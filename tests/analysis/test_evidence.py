@@ -15,7 +15,13 @@ import pytest
 from analysis.claims import Claim, Verdict, judge_claims
 from analysis.evidence import Evidence, deviating_links_text
 from analysis.records.attempts import load_attempt
-from analysis.records.frames import Frames, cache_by_frames, empty_frames, note_read_keys, track_read_keys
+from analysis.records.frames import (
+    Frames,
+    cache_by_frames,
+    empty_frames,
+    note_read_run_keys,
+    track_read_run_keys,
+)
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Estimate, estimate_mean_over_launches
 from analysis.verdicts import published_text
@@ -65,15 +71,15 @@ def on(frames: Frames, ours: Estimate | None = None, **more: Any) -> Verdict:
 
 
 def test_what_is_read_is_noted_also_where_it_is_remembered() -> None:
-    first = cache_by_frames(lambda frames: note_read_keys(["k0"]))
+    first = cache_by_frames(lambda frames: note_read_run_keys(["k0"]))
     frames = empty_frames()
     for _ in range(2):
-        with track_read_keys() as outer:
-            with track_read_keys() as inner:
+        with track_read_run_keys() as outer:
+            with track_read_run_keys() as inner:
                 first(frames)
-            note_read_keys(["k1"])
+            note_read_run_keys(["k1"])
         assert (inner, outer) == ({"k0"}, {"k0", "k1"})
-    note_read_keys(["k0"])  # nobody asks
+    note_read_run_keys(["k0"])  # nobody asks
 
 
 # --- launches and occasions

@@ -11,7 +11,7 @@ from analysis import stats
 from analysis.pictures import captions
 from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames
-from analysis.records.steps import mean_phase_seconds, phase_summary, warm_step_seconds_slowest_rank
+from analysis.records.steps import mean_phase_seconds, summarize_phase_seconds, warm_step_seconds_slowest_rank
 from analysis.records.store import Store
 from analysis.stats import PERCENT, POSITIVE, UNBOUNDED, Estimate, MixedRunsError, estimate_mean
 from tests.analysis import synthetic
@@ -71,7 +71,7 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.4, 2: 2.5}, "topk")
     short = frames.steps["key"].eq(keys[0]) & frames.steps["step"].ge(12)  # one run has fewer steps
     frames = frames._replace(steps=frames.steps[~short])
-    parts, mean = mean_phase_seconds(frames, keys), phase_summary(frames, keys)["mean"]
+    parts, mean = mean_phase_seconds(frames, keys), summarize_phase_seconds(frames, keys)["mean"]
     for phase in ("step", "select"):
         value = there(stats.phase_time(frames, keys, phase, unit=1e3)).value
         assert (1e3 * parts[phase], 1e3 * mean[phase]) == pytest.approx((value, value), rel=1e-12)

@@ -39,7 +39,7 @@ from experiments.commands import report, reproduce, run
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
-from experiments.figures.runs import LAUNCH_SEEDS, repeat_by_launch, required_configs
+from experiments.figures.runs import LAUNCH_SEEDS, repeat_alternating_runs, required_configs
 from tests.analysis import synthetic
 from tests.analysis.broken_lines import BROKEN
 
@@ -66,7 +66,7 @@ def make(root: Path) -> ResultFolders:
             attempt.update_manifest(
                 resumed=resumed, sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None
             )
-            attempt.store_job(schema.JobNote("12_0"))
+            attempt.store_slurm_job(schema.SlurmJobRecord("12_0"))
             _write(
                 folders.launch_folder(attempt) / "start-12_0-0" / "progress.json", '{"step": 3, "steps": 8}'
             )
@@ -399,7 +399,7 @@ OBJECTS: tuple[tuple[str, str, Callable[..., None], Iterable[str]], ...] = (
     ("sweep.json", FILES["sweep.json"], _change_leaf, IN_SWEEP),
     ("a line's", LOG, _change_line, LINE),
     ("a line of epoch,", LOG, partial(_append_line, EPOCH), ("kind", *_leaves(schema.EpochLine))),
-    ("a line of look,", LOG, partial(_append_line, LOOK), ("kind", *_leaves(schema.LookLine))),
+    ("a line of look,", LOG, partial(_append_line, LOOK), ("kind", *_leaves(schema.SelectionLookLine))),
 )
 
 
@@ -452,7 +452,7 @@ COMMANDS = {  # every command that reads, with words that mean the victims
     "logs": ["logs", SECOND],
     "plan": ["plan", *ON_SLURM],
     "cancel": ["cancel", SWEEP],
-    "run": ["run", *repeat_by_launch(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].to_words()],
+    "run": ["run", *repeat_alternating_runs(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].to_words()],
     "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
     "trace": ["trace", FIRST],
     "run again": ["run", f"again={SECOND}"],

@@ -69,7 +69,7 @@ def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(
 
 def test_what_goes_on_is_added_and_nothing_twice(folders: ResultFolders, tmp_path: Path) -> None:
     attempt = synthetic.timed(folders.store, synthetic.config("topk"))
-    log = attempt.rank_path(0)
+    log = attempt.rank_log_path(0)
     whole = log.read_bytes().splitlines(keepends=True)
     (attempt.path / "run.json").unlink()  # it has not ended
     board = TensorBoardExporter(tmp_path / "board", folders)

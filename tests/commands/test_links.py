@@ -117,10 +117,10 @@ IN_ATTEMPTS = {
 def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: Path) -> None:
     folders = ResultFolders(tmp_path / "results")
     for template, target in IN_ATTEMPTS.items():
-        attempt = folders.store.begin_attempt(compose.resolve(WORDS))
+        attempt = folders.store.create_attempt(compose.resolve(WORDS))
         attempt.update_manifest(state="preempted", code=code_version.code_digest())
-        (attempt.checkpoints / "5").mkdir(parents=True)
-        (attempt.checkpoints / "5" / "whole.json").write_text("{}")
+        (attempt.checkpoint_folder / "5").mkdir(parents=True)
+        (attempt.checkpoint_folder / "5" / "whole.json").write_text("{}")
         path = Path(template.format(attempt=attempt.path, launch=folders.launch_folder(attempt)))
         path.parent.mkdir(parents=True, exist_ok=True)
         moved = path.rename(tmp_path / f"moved {path.name}") if path.exists() else precious / target
@@ -137,16 +137,16 @@ def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: P
 def test_a_checkpoint_that_is_a_link_is_unlinked(precious: Path, tmp_path: Path) -> None:
     for names in (["7"], ["007", "3"], ["003", "3", "2"]):
         told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-9")
-        attempt.checkpoints.mkdir()
+        attempt.checkpoint_folder.mkdir()
         for name in names:
-            (attempt.checkpoints / name).symlink_to(precious / "5")
+            (attempt.checkpoint_folder / name).symlink_to(precious / "5")
         carry_out(told, attempt, tmp_path / "start")
         assert attempt.is_valid(), names
 
 
 def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: Path, tmp_path: Path) -> None:
     folders = ResultFolders(tmp_path / "results")
-    run = folders.store.begin_attempt(compose.resolve(WORDS)).run_id
+    run = folders.store.create_attempt(compose.resolve(WORDS)).run_id
     lock = folders.scratch / "locks" / f"{run}.lock"
     lock.parent.mkdir(parents=True)
     for target in (precious / "secret", precious / "nothing", lock):
@@ -188,7 +188,7 @@ def test_only_a_file_is_appended_to(
         kind = NOT_FOLLOWED if target else "is a FIFO and no file"
         with pytest.raises(DamagedFileError, match=kind):
             open_for_append(ledger)
-        bad_nodes.append_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
+        bad_nodes.append_node_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
         assert f"the failure of n1 is not noted: {ledger} {kind}" in capsys.readouterr().err
         begin = ("sh", str(bad_nodes.BEGIN_SCRIPT), "/no/python", "spec", str(ledger))
         refused(process(*begin, env=env, timeout_s=20), f"{ledger} is a link or no file", code=1)

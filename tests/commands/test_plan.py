@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.config import Config, VariantConfig
@@ -21,7 +21,7 @@ from experiments.prediction.run_durations import (
     ClusterCostModel,
     DurationModel,
     Machine,
-    StepCounts,
+    StepCounter,
     format_node_hours,
 )
 from tests.analysis import synthetic
@@ -122,7 +122,7 @@ def test_a_run_in_turns_takes_as_long_as_the_turns_of_its_methods() -> None:
 
 def test_epochs_are_as_long_as_the_data_whatever_workers_and_batch_recorded_them() -> None:
     short = row(steps_per_epoch=13, **{"train.epoch_steps": 13})  # a clock that was asked for
-    lengths = StepCounts(pd.DataFrame([row(steps_per_epoch=3125, workers=1), short]))
+    lengths = StepCounter(pd.DataFrame([row(steps_per_epoch=3125, workers=1), short]))
     for workers, steps in {1: 3125, 2: 1563, 4: 782, 8: 391}.items():
         assert lengths.count_steps(asked(workers=workers, **EPOCHS)) == 4 * steps
     assert lengths.count_steps(asked(**EPOCHS, **{"train.epoch_steps": 13})) == 4 * 13
@@ -179,37 +179,37 @@ def runs(tmp_path: Path) -> pd.DataFrame:
     """Provide one measured run of Top-k on that cluster."""
     config = synthetic.config("topk", cluster=RUN.config["cluster"], device="cpu")
     config["task"] |= {"batch_size": RUN.config["task"]["batch_size"]}
-    return load_attempts([synthetic.timed(Store(tmp_path), config)])[0].runs
+    return load_valid_attempts([synthetic.timed(Store(tmp_path), config)])[0].runs
 
 
 def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(runs: pd.DataFrame) -> None:
     expected = ClusterCostModel(runs)
     node_s = array(RUN).shape.nodes * runs["step_s"].iloc[0]
-    assert "the step times of 1 run " in expected.describe_node_hours(array(RUN, planned(seed=1)))
+    assert "the step times of 1 run " in expected.describe_expected_node_hours(array(RUN, planned(seed=1)))
     with_epochs = planned(**{"train.steps": None, "train.epochs": 2})
     for run, steps in ((RUN, 3600), (with_epochs, 98)):
         told = f"expected: {format_node_hours(array(run), steps * node_s / 3600)}, by"
-        assert told in expected.describe_node_hours(array(run))
+        assert told in expected.describe_expected_node_hours(array(run))
 
 
 def test_what_nothing_is_known_of_is_said(runs: pd.DataFrame) -> None:
     for other in ({"workers": 4}, {"device": "cuda"}):
-        assert ClusterCostModel(runs).find_alike(planned(**other).config) is None
-    assert "; of 1 run not known" in ClusterCostModel(runs).describe_node_hours(array(RUN, planned("dense")))
+        assert ClusterCostModel(runs).find_similar_runs(planned(**other).config) is None
+    assert "; of 1 run not known" in ClusterCostModel(runs).describe_expected_node_hours(array(RUN, planned("dense")))
     turns = replace(RUN.config, variants=(VariantConfig("a", RUN.config),))
-    assert "not known" in ClusterCostModel(runs).describe_node_hours(array(replace(RUN, config=turns)))
+    assert "not known" in ClusterCostModel(runs).describe_expected_node_hours(array(replace(RUN, config=turns)))
     for known in (pd.DataFrame(), runs.assign(simulated=True)):
-        assert "not known" in ClusterCostModel(known).describe_node_hours(array(RUN))
+        assert "not known" in ClusterCostModel(known).describe_expected_node_hours(array(RUN))
 
 
 def test_memory_is_that_of_the_largest_run_alike_and_of_all_tasks_of_a_node(runs: pd.DataFrame) -> None:
     unknown = runs.drop(columns=["memory.host_gib"], errors="ignore")
-    assert ClusterCostModel(unknown).describe_memory(array(RUN)) == ""
+    assert ClusterCostModel(unknown).describe_expected_memory(array(RUN)) == ""
     with_memory = runs.assign(**{"memory.host_gib": 1.5})
     node_gib = array(RUN).shape.tasks_per_node * 1.5
-    assert ClusterCostModel(with_memory).describe_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
+    assert ClusterCostModel(with_memory).describe_expected_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
     with_gpus = ClusterCostModel(with_memory.assign(**{"memory.gpu_gib": 4.0}))
-    assert with_gpus.describe_memory(array(RUN, planned("dense"))).endswith(
+    assert with_gpus.describe_expected_memory(array(RUN, planned("dense"))).endswith(
         " GiB of a node and 4 GiB of each GPU"
     )
 

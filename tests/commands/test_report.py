@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from analysis.records import attempts
-from analysis.records.files import read_struct
+from analysis.records.files import read_struct_if_there
 from analysis.records.frames import Frames
 from analysis.records.parquet import read_parquet
-from analysis.records.schema import RunIndex
+from analysis.records.schema import RunIdList
 from analysis.report.pages import PARTS
 from experiments import figures
 from experiments.commands import report
-from experiments.commands._drawing import select_run_ids
+from experiments.commands._drawing import select_rows_by_run_id
 from experiments.config.folders import ResultFolders
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
@@ -40,8 +40,8 @@ def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def runs_of_one_figure() -> Frames:
     folder = ResultFolders().shipped
-    index = there(read_struct(folder / "figures" / "fig1-laptop.json", RunIndex))
-    return select_run_ids(read_parquet(folder), index.runs)
+    index = there(read_struct_if_there(folder / "figures" / "fig1-laptop.json", RunIdList))
+    return select_rows_by_run_id(read_parquet(folder), index.runs)
 
 
 @pytest.fixture
@@ -112,13 +112,13 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(
     here: Command, folders: ResultFolders
 ) -> None:
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
-    failed = folders.store.begin_attempt(synthetic.config("dense"))
-    failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
+    failed = folders.store.create_attempt(synthetic.config("dense"))
+    failed.mark_failed_unless_whole(f"out of memory {HOSTILE}", "out_of_memory")
     log = folders.launch_folder(failed) / "1_0_log.err"
     log.parent.mkdir(parents=True)
     log.write_text(f"Traceback\n{HOSTILE}")
     altered = synthetic.timed(folders.store, synthetic.config("topk", seed=1))  # as long, and other digits
-    steps = altered.rank_path(1)
+    steps = altered.rank_log_path(1)
     steps.write_text(steps.read_text().replace("1", "2"))
     (folders.store.root / HOSTILE.replace("/", "") / "001").mkdir(parents=True)
     fine(here("report"))
@@ -163,8 +163,8 @@ def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
         assert fine(here("trace", run, "--out", str(path))).stdout.strip() == str(path)
     assert json.loads(plain.read_text())["otherData"] == {"run": run, "times": "measured"}
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-    failed = folders.store.begin_attempt(synthetic.config("dense"))
-    failed.fail("out of memory")
+    failed = folders.store.create_attempt(synthetic.config("dense"))
+    failed.mark_failed_unless_whole("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
     refused(here("trace", failed.run_id), "has no valid attempt", "why")
 
@@ -196,9 +196,9 @@ def test_runs_are_read_in_batches_each_once(
     monkeypatch.setattr(attempts, bound, at_most)
     store = folders.store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
-    batches = [*attempts.split_into_batches(store, store.run_ids())]
+    batches = [*attempts.batch_runs_by_log_size(store, store.list_run_ids())]
     assert {*map(len, batches[:-1])} == {at_most}
-    store.begin_attempt(synthetic.config("topk", seed=0)).fail("out of memory")
+    store.create_attempt(synthetic.config("topk", seed=0)).mark_failed_unless_whole("out of memory")
     fine(here("report"))
     shown = {row["run"]: row for row in rows(folders.report)}
     states = {attempt.run_id: "done" for attempt in made} | {made[0].run_id: "failed"}

@@ -20,10 +20,10 @@ import yaml
 from analysis.pictures import captions
 from analysis.records.attempts import load_attempt
 from analysis.records.configs import run_id
-from analysis.records.files import read_json_or_none
+from analysis.records.files import try_read_json_object
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Attempt, Store
-from experiments.commands._recorded_settings import expand_recorded_run
+from experiments.commands._recorded_settings import replace_again_word
 from experiments.config import grid
 from experiments.config.folders import ResultFolders
 from experiments.launch import progress_bar
@@ -97,13 +97,13 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     assert both[0]["weights"] == both[1]["weights"], "the same seed trains to the same bits"
 
     assert "8 steps recorded on each of 2 ranks" in fine(here("why", "topk")).stdout
-    there(store.find_newest_valid(manifest["run_id"])).update_manifest(agreed=False)
+    there(store.find_newest_valid_of_run(manifest["run_id"])).update_manifest(agreed=False)
     assert "these numbers are of rank 0's" in fine(here("why", "topk")).stdout
     fine(here("collect"))
     assert (results / "records" / "steps.parquet").is_file()
 
     fine(here("run", f"again={manifest['run_id'].rpartition('-')[2][:8]}", "seed=5"))
-    (other,) = {*store.run_ids()} - {manifest["run_id"]}
+    (other,) = {*store.list_run_ids()} - {manifest["run_id"]}
     assert "seed" in fine(here("why", other, "--against", manifest["run_id"])).stdout
     refused(here("run", "again=none-such"), "0 runs match 'none-such'")
 
@@ -113,7 +113,7 @@ def test_words_mean_a_shipped_run_again(results: Path) -> None:
     runs = read_parquet(folders.shipped, ["runs"]).runs["run_id"]
     for kind in ("cnn_cifar10", "alternating-slimvgg_cifar10-2w-netns"):
         name = runs[runs.str.contains(kind)].iloc[-1]
-        (config,) = grid.resolve_grid(expand_recorded_run([f"again={name}"], folders))
+        (config,) = grid.resolve_grid(replace_again_word([f"again={name}"], folders))
         assert run_id(config) == name
 
 
@@ -139,13 +139,13 @@ def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_swee
     assert "; 0 of 2 done" in done.stderr
     assert "| seed |" in done.stdout
     sweeps = results / "records" / "sweeps"
-    index = there(read_json_or_none(sweeps / "thesis.json"))
-    assert sorted(index["runs"]) == store.run_ids()
+    index = there(try_read_json_object(sweeps / "thesis.json"))
+    assert sorted(index["runs"]) == store.list_run_ids()
     assert "all 2 runs are already measured" in here(*words, "seed=0,1", "sweep=other").stderr
-    assert read_json_or_none(sweeps / "other.json") == index
+    assert try_read_json_object(sweeps / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
     refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
-    assert len(store.run_ids()) == 2
+    assert len(store.list_run_ids()) == 2
 
 
 # --- what breaks
@@ -190,7 +190,7 @@ def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
     for words_of_all in (("list",), ("why", manifest["run_id"])):
         assert "diverged" in fine(here(*words_of_all)).stdout
     assert "already measured" in fine(here(*words)).stderr
-    (run,) = store.newest_valid_attempts()
+    (run,) = store.list_newest_valid_attempts()
     assert "runs diverged" in captions.describe_setting(load_attempt(run)[0])
 
 

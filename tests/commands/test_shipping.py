@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.configs import run_id
 from analysis.records.parquet import read_parquet
 from analysis.records.public import drop_undrawn_rows
 from analysis.records.store import Store
 from experiments import figures
 from experiments.commands import collect
-from experiments.commands.collect import find_complete_figures
+from experiments.commands.collect import find_complete_figure_runs
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
@@ -22,7 +22,7 @@ from tests.conftest import Command, fine
 
 
 def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
-    frames, _ = load_attempts(synthetic.item_store(tmp_path).newest_valid_attempts())
+    frames, _ = load_valid_attempts(synthetic.item_store(tmp_path).list_newest_valid_attempts())
     kept = drop_undrawn_rows(frames)
     timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
     assert set(kept.steps["key"]) == set(timed)
@@ -68,8 +68,8 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
     for store, rules in ((old, {"a": "1", "b": "1"}), (new, {"a": "1", "b": "2"})):
         synthetic.learned(store, synthetic.learning_config("topk", 0)).update_manifest(rules=rules)
         synthetic.alternated(store, ["dense", "topk"], blocks=4).update_manifest(rules=rules)
-    before, again = (load_attempts(store.newest_valid_attempts())[0] for store in (old, new))
-    known = collect.keep_shipped_rules(before, again).runs
+    before, again = (load_valid_attempts(store.list_newest_valid_attempts())[0] for store in (old, new))
+    known = collect.keep_only_shipped_rules(before, again).runs
     trained = known["group"].isna()
     assert set(known.loc[trained, "rules_json"]) == {'{"a": "1"}'}
     assert set(known.loc[~trained, "rules_json"]) == set(again.runs["rules_json"])
@@ -86,7 +86,7 @@ def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
         folders = ResultFolders(tmp_path / name)
         for config in made:
             synthetic.learned(folders.store, config)
-        return dict(find_complete_figures(folders, shipped)).get("fig3-laptop")
+        return dict(find_complete_figure_runs(folders, shipped)).get("fig3-laptop")
 
     assert complete("part", needed[:2], []) is None
     assert complete("first", needed, []) == ids[:3]

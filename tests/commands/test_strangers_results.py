@@ -19,7 +19,7 @@ import torch
 
 from analysis.records import schema
 from analysis.records.configs import configs_by_variant, flatten, measured_config, run_key
-from analysis.records.files import DamagedFileError, read_struct, write_json
+from analysis.records.files import DamagedFileError, read_struct_if_there, write_json
 from analysis.records.store import DAMAGED
 from analysis.report import pages
 from experiments import figures
@@ -93,7 +93,7 @@ def test_words_of_a_record_set_what_is_measured_alone() -> None:
 
 def test_a_figure_that_compare_saves_holds_texts_as_texts() -> None:
     for text in ('"]; print(1) #', "'''", '"""', "\\", "{{ 1 }}", "\n\nprint(1)", "\u2028", "a'b\"c"):
-        written = new.render_comparison("thesis_density", text, [[text]], {"x": text, "y": "step_s"})
+        written = new.render_comparison_figure("thesis_density", text, [[text]], {"x": text, "y": "step_s"})
         names: dict[str, Any] = {}
         exec(compile(written.replace("= Comparison(", "= dict("), "thesis_density.py", "exec"), names)
         assert (names["TITLE"], names["RUNS"], names["COMPARED"]["x"]) == (text, [[text]], text)
@@ -115,9 +115,9 @@ def test_no_ledger_writes_a_line_into_a_jobs_script(tmp_path: Path) -> None:
     bad = ("n1\ntouch owned #", "n1 --wrap=owned", "--help", "$(touch owned)", "n1;touch owned", "", "n1,n2")
     for node in bad:
         for name, at in product((node, "n9"), ("2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z")):
-            bad_nodes.append_failure(ledger, name, "7", at)
+            bad_nodes.append_node_failure(ledger, name, "7", at)
         write_json(tmp_path / "worker0.json", {"node": node})
-        assert bad_nodes.find_failed_nodes("7", tmp_path) == {}
+        assert bad_nodes.find_failure_time_by_node("7", tmp_path) == {}
     text = BatchScript(array.sbatch_options("a", tmp_path, tmp_path, ledger), [], [], []).text
     assert "#SBATCH --exclude=n9\n" in text
     assert "touch" not in text
@@ -134,11 +134,11 @@ def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:
     for text in ("1 --wrap=owned", "--help", "1\n2", "$(touch owned)"):
         for job in ({"id": text}, {"id": "7", "cluster": f"{text}\n"}):
             write_json(attempt.path / "job.json", job)
-            assert attempt.job.id is None
+            assert attempt.slurm_job.id is None
         array = {"nodes": 1, "jobs": [{"id": text, "runs": []}]}
         write_json(tmp_path / "sweep.json", {"name": "runs-001", "created": "", "arrays": [array]})
         with pytest.raises(DamagedFileError, match="is not as it was written"):
-            read_struct(tmp_path / "sweep.json", schema.Sweep)
+            read_struct_if_there(tmp_path / "sweep.json", schema.Sweep)
 
 
 def test_a_submission_reads_nothing_that_was_there(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> 
     made_from = {}
     for figure in map(figures.load, figures.files_by_item()):
         for profile in figure.profiles:
-            stem = figure.stem(profile)
-            made_from[stem] = report.digest_item(figure, profile, folders, shipped)
+            stem = figure.file_stem(profile)
+            made_from[stem] = report.digest_item_page(figure, profile, folders, shipped)
             site.store_kept(stem, made_from[stem], [])
     for forged in (
         {"stem": "../../../owned"},
@@ -207,7 +207,7 @@ def test_no_name_leads_out_of_its_folder(tmp_path: Path) -> None:
             assert attempt.state == DAMAGED, forged
         write_json(tmp_path / "index.json", {"runs": [name]})
         with pytest.raises(DamagedFileError):
-            read_struct(tmp_path / "index.json", schema.RunIndex)
+            read_struct_if_there(tmp_path / "index.json", schema.RunIdList)
 
 
 # --- loading

@@ -61,7 +61,7 @@ def folders(tmp_path: Path) -> ResultFolders:
 
 def states(folders: ResultFolders) -> list[str]:
     """Return the states of all attempts, by run and number."""
-    return [attempt.state for run in folders.store.run_ids() for attempt in folders.store.attempts(run)]
+    return [attempt.state for run in folders.store.list_run_ids() for attempt in folders.store.list_attempts(run)]
 
 
 def speak_to(programs: Programs, name: str, job: str) -> None:
@@ -81,7 +81,7 @@ def test_what_is_missing_is_told_before_anything_is_submitted(
     refused(here("submit", *no_image))
     assert not programs.words("sbatch")
     assert not folders.sweeps.exists()
-    assert not folders.store.run_ids()
+    assert not folders.store.list_run_ids()
 
 
 def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
@@ -90,7 +90,7 @@ def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
     speak_to(programs, "here", "12")
     done = here("submit", *ANY_SLURM, "workers=1,2", "sweep=odd")
     refused(done, "of 2 arrays the first 1 are queued: `cancel odd", "`submit` once more queues the others")
-    assert len([run for run in folders.store.run_ids() if folders.store.attempts(run)[-1].job.id]) == 1
+    assert len([run for run in folders.store.list_run_ids() if folders.store.list_attempts(run)[-1].slurm_job.id]) == 1
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_on_its_own_cluster_it_is_known_again(
 ) -> None:
     speak_to(programs, "there", "14")
     assert "1 failed" in fine(here("status")).stdout
-    (run,) = submitted.store.run_ids()
+    (run,) = submitted.store.list_run_ids()
     script = f"{submitted.sweeps}/runs-001/a0/1.sh"
     programs.prints("squeue", f"{HEAD}\n12|RUNNING|None|n1|N/A|runs-001-a0|{script}")
     assert "1 queued" in fine(here("status")).stdout

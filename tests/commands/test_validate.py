@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.files import DamagedFileError, write_json
 from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from analysis.records.public import select_drawn_looks
 from analysis.records.store import Attempt
 from experiments import figures
 from experiments.commands import validate as command
-from experiments.commands.collect import read_index
+from experiments.commands.collect import read_figure_run_ids
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
@@ -32,7 +32,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     attempts = [
         synthetic.in_turns(store, config) for config in required_configs(figures.load("fig4"), "laptop")
     ]
-    write_parquet(load_attempts(attempts)[0], folder)
+    write_parquet(load_valid_attempts(attempts)[0], folder)
     (folder / "figures").mkdir()
     write_json(folder / "figures" / "fig4-laptop.json", {"runs": [attempt.run_id for attempt in attempts]})
     return folder
@@ -46,14 +46,14 @@ def own(tmp_path: Path) -> Attempt:
 def add_to_figure(shipped: Path, run: str) -> None:
     """Let the figure be drawn from one run more."""
     index = shipped / "figures" / "fig4-laptop.json"
-    write_json(index, {"runs": [run, *read_index(index)]})
+    write_json(index, {"runs": [run, *read_figure_run_ids(index)]})
 
 
 @pytest.mark.usefixtures("shipped")
 def test_what_is_sound_is_counted_and_a_changed_log_of_the_same_length_is_found(
     here: Command, own: Attempt
 ) -> None:
-    log = own.rank_path(0)
+    log = own.rank_log_path(0)
     said = fine(here("validate")).stdout  # which keeps a copy of what the log says
     assert "3 runs and 1 figures" in said
     assert said.splitlines()[-1] == "all records are as they were written"
@@ -66,7 +66,7 @@ def test_what_is_sound_is_counted_and_a_changed_log_of_the_same_length_is_found(
 
 @pytest.mark.usefixtures("shipped")
 def test_a_row_that_no_record_has_is_named(here: Command, own: Attempt, tmp_path: Path) -> None:
-    path, *_ = write_parquet(load_attempts([own])[0], tmp_path / "results" / "records")
+    path, *_ = write_parquet(load_valid_attempts([own])[0], tmp_path / "results" / "records")
     fine(here("validate"))
     table = pq.read_table(path)
     column = table.column_names.index("config_json")
@@ -99,14 +99,14 @@ OF_ONE_LAUNCH = {
 
 
 def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
-    assert list(command.find_outdated(ResultFolders())) == []
+    assert list(command.describe_outdated_figures(ResultFolders())) == []
     add_to_figure(shipped, "old-run")
-    (told,) = command.find_outdated(ResultFolders())
+    (told,) = command.describe_outdated_figures(ResultFolders())
     assert told.startswith("fig4-laptop is drawn from 1 runs that fig4 does not ask for any more")
 
 
 def test_every_other_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
-    assert {line.split()[0] for line in command.find_outdated(ResultFolders())} == OF_ONE_LAUNCH
+    assert {line.split()[0] for line in command.describe_outdated_figures(ResultFolders())} == OF_ONE_LAUNCH
 
 
 def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped: Path) -> None:
@@ -129,7 +129,7 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
         values = {"step": step, "xs": [1.0], "values": [0.5]}
         looks += [{"what": "histogram", "of": name, **values}, {"what": "kept", "of": f"{name}/10", **values}]
     attempt = synthetic.looked(ResultFolders(tmp_path).store, synthetic.config("topk"), looks)
-    kept = select_drawn_looks(load_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
+    kept = select_drawn_looks(load_valid_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
     assert kept.to_dict() == {
         ("size", 0): sorted(sizes),
         ("histogram", 0): ["all", "large"],

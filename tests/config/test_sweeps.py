@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.records.configs import run_id
-from analysis.records.files import read_json_or_none
+from analysis.records.files import try_read_json_object
 from experiments.config import compose, grid
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
@@ -27,7 +27,7 @@ def test_a_sweep_grows_and_lists_each_run_once(tmp_path: Path) -> None:
     grid.add_runs_to_sweep(folders, "thesis", [first], print)
     grid.add_runs_to_sweep(folders, "thesis", [second, first], print)
     grid.add_runs_to_sweep(folders, None, [second], print)
-    assert read_json_or_none(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
+    assert try_read_json_object(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
 
 
 def test_a_sweep_has_one_name_that_a_file_can_have() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.frames import Frames
 from analysis.records.store import Store
 from experiments import figures
@@ -28,7 +28,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     attempt = synthetic.alternated(
         store, ["dense", "topk", "randomk"], blocks=40, block_steps=12, timing=timing
     )
-    found = load_attempts([attempt])[0]
+    found = load_valid_attempts([attempt])[0]
     steps, draws = found.steps, np.random.default_rng(0)
     per_step = pd.Series(64e-3 * draws.random(int(steps["step"].max()) + 1))
     late = (steps["rank"] == 1) * steps["step"].map(per_step)
@@ -45,8 +45,8 @@ def judged(frames: Frames) -> list[str]:
 def test_slope_and_intercept_are_those_of_the_steps(frames: Frames) -> None:
     for method in straggler.METHODS:
         for found, true in (
-            (straggler.lateness_slope(frames, method), SLOPE),
-            (straggler.lateness_intercept_ms(frames, method), INTERCEPT_MS),
+            (straggler.communication_per_lateness(frames, method), SLOPE),
+            (straggler.communication_ms_at_no_lateness(frames, method), INTERCEPT_MS),
         ):
             low, high = interval(found)
             assert low < true < high

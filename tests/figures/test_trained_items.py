@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.attempts import load_attempts
+from analysis.records.attempts import load_valid_attempts
 from analysis.records.frames import Frames
 from analysis.records.schema import REGIONS, SLICES
 from analysis.records.store import Store
@@ -38,7 +38,9 @@ def all_configs(item: str) -> list[Config]:
 def trained(folder: Path, item: str, end: End) -> Frames:
     """Return the item's own runs, which end with the accuracy and loss that `end` gives them."""
     store = Store(folder)
-    return load_attempts([synthetic.ended(store, config, *end(config)) for config in all_configs(item)])[0]
+    return load_valid_attempts(
+        [synthetic.ended(store, config, *end(config)) for config in all_configs(item)]
+    )[0]
 
 
 # --- what is looked at in gradients
@@ -78,7 +80,9 @@ def looked(folder: Path, *more: dict[str, Any], bell: bool = True, regions: floa
             found.append(look(step, "kept", f"{TENSOR}/{size}", {10: again, 100: again}))
             found.append(look(step, "shuffled", f"{TENSOR}/{size}", {10: 0.1, 100: 0.1}))
     store = Store(folder)
-    return load_attempts([synthetic.looked(store, config, found) for config in all_configs("shi-bound")])[0]
+    return load_valid_attempts(
+        [synthetic.looked(store, config, found) for config in all_configs("shi-bound")]
+    )[0]
 
 
 def test_a_claim_on_gradients_is_told_from_its_opposite(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def alone(alpha_s: str) -> EmulatedLink:
 def recorded(here: Command, results: Path, alpha_s: str, *words: str) -> dict[str, Any]:
     """Return the record of a run over such a link, of which nothing is left."""
     fine(here("run", *words, "method=topk", f"cluster.link.alpha_s={alpha_s}"))
-    (attempt,) = Store(results / "runs").newest_valid_attempts()
+    (attempt,) = Store(results / "runs").list_newest_valid_attempts()
     await_gone(alone(alpha_s))
     return attempt.manifest
 
@@ -78,7 +78,7 @@ def test_a_run_over_a_long_link_says_what_its_relay_did(here: Command, tmp_path:
     assert len(link["pairs_gbit_s"]) == 2  # of two nodes
     assert max(link["pairs_gbit_s"]) < 0.12
     assert manifest["relay"]["bytes"] > 2 * 0.8e7  # a transfer of the probe, to each node
-    (attempt,) = Store(tmp_path / "results" / "runs").newest_valid_attempts()
+    (attempt,) = Store(tmp_path / "results" / "runs").list_newest_valid_attempts()
     assert "over 1 ms late" in captions.emulated_links_remark(load_attempt(attempt)[0])
 
 
@@ -95,7 +95,7 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
     assert starter.returncode == 1
     assert "failed: the emulated network ended" in said
     store = Store(tmp_path / "results" / "runs")
-    (attempt,) = store.attempts(*store.run_ids())
+    (attempt,) = store.list_attempts(*store.list_run_ids())
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "killed")
     await_gone(alone("0.002126"))
 
@@ -103,12 +103,12 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
 @needs_namespaces
 def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
     """The next one may begin when one has ended."""
-    with local.acquire_emulation_lock_or_refuse():
+    with local.acquire_emulation_lock_or_raise():
         refused(
             here("run", *RUN, "method=dense"), "has a run with cluster=netns under way", "cluster=virtual"
         )
     assert not (tmp_path / "results" / "runs").exists()
-    with local.acquire_emulation_lock_or_refuse():
+    with local.acquire_emulation_lock_or_raise():
         pass
 
 

@@ -14,7 +14,12 @@ from analysis.records.files import write_json
 from analysis.records.store import Store
 from experiments.config import code_version
 from experiments.launch import job_hooks
-from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, RELAY_OVERRUN, contention_warnings, diagnose
+from experiments.launch.diagnosis import (
+    AS_OFTEN_AS_ALLOWED,
+    RELAY_OVERRUN,
+    contention_warnings,
+    diagnose_failed_start,
+)
 from experiments.worker.orders import RunOrders
 from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand
 from tests.analysis import synthetic
@@ -24,7 +29,7 @@ from tests.analysis import synthetic
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the folder of a run of job 7, whose worker found its log held by another process."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    attempt = Store(tmp_path / "runs").begin_attempt(synthetic.config("topk"))
+    attempt = Store(tmp_path / "runs").create_attempt(synthetic.config("topk"))
     attempt.mark_running(0, "n1")
     folder = tmp_path / "launch"
     (folder / "start-7-0").mkdir(parents=True)
@@ -48,9 +53,9 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    copy = code_version.copy_code_into(tmp_path / "code")
+    copy = code_version.ensure_code_copy(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
-    assert job_hooks.prepare_job(spec_of(run, copy)) == job_hooks.GO_ON
+    assert job_hooks.prepare_job_or_requeue(spec_of(run, copy)) == job_hooks.GO_ON
     assert not (copy / "yaml.py").exists()
     assert "it is no part of the code: yaml.py" in capsys.readouterr().err
 
@@ -67,7 +72,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     assert not harm.exists()
 
     (tmp_path / "7").mkdir()
-    assert job_hooks.prepare_job(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
+    assert job_hooks.prepare_job_or_requeue(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
     attempt = job_hooks._read_attempt(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
@@ -114,7 +119,7 @@ def test_the_first_cause_is_told_and_not_its_consequences(
 ) -> None:
     for rank, (kind, why) in enumerate(notes.items()):
         write_json(tmp_path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
-    assert ": ".join(diagnose(tmp_path, codes, 2)).startswith(expected)
+    assert ": ".join(diagnose_failed_start(tmp_path, codes, 2)).startswith(expected)
 
 
 @pytest.mark.parametrize(("late", "is_told"), [(9, False), (11, True)])

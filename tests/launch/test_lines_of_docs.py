@@ -53,4 +53,4 @@ def test_what_is_said_of_sbatch_works(line: str, bench: Bench, tmp_path: Path) -
     done = fine(process(*words, env={**bench.environment, **around}))
     (job,) = re.findall(r"Submitted batch job (\d+)", done.stdout)
     bench.await_job(job, log)
-    assert bench.folders.store.newest_valid_attempts()
+    assert bench.folders.store.list_newest_valid_attempts()

@@ -16,9 +16,9 @@ from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch import attempt as attempts
 from experiments.launch import local
-from experiments.launch.attempt import start_attempt
-from experiments.launch.diagnosis import Interrupted
-from experiments.launch.local import END_SIGNALS, EndSignals, LocalBackend
+from experiments.launch.attempt import prepare_attempt
+from experiments.launch.diagnosis import CommandInterrupted
+from experiments.launch.local import END_SIGNALS, EndSignalHandler, LocalBackend
 from tests.conftest import Command, refused
 from tests.launch import trouble_here
 from tests.worker.runs import wait_for
@@ -29,7 +29,7 @@ RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "tr
 def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "usable_cores", lambda: 3)
+    monkeypatch.setattr(local, "count_usable_cores", lambda: 3)
 
     def planned(*words: str) -> PlannedRun:
         return PlannedRun(compose.resolve(["task=cnn_cifar10", "device=cuda", *words]), None)
@@ -83,27 +83,27 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     """Not even where its starter is gone, and with it the lock of those who start."""
     monkeypatch.setattr(attempts, "LEAVE_S", 0.2)
     run, folders = PlannedRun(compose.resolve([*RUN]), None), ResultFolders(tmp_path)
-    first = start_attempt(run, folders).attempt
+    first = prepare_attempt(run, folders).attempt
     for force_new in (False, True):
         with (
-            RankLog(first.rank_path(1)),
+            RankLog(first.rank_log_path(1)),
             pytest.raises(LogInUseError, match=f"process {os.getpid()} .* is still writing"),
         ):
-            start_attempt(run, folders, force_new=force_new)
-    assert start_attempt(run, folders).attempt.number == 2
+            prepare_attempt(run, folders, force_new=force_new)
+    assert prepare_attempt(run, folders).attempt.number == 2
 
 
 def test_the_first_signal_is_noted_and_the_second_one_ends() -> None:
     for number in END_SIGNALS:
         before = signal.getsignal(number)
-        with EndSignals() as signals:
-            assert not signals.pass_on()
+        with EndSignalHandler() as signals:
+            assert not signals.consume_first_signal()
             os.kill(os.getpid(), number)
             assert signals.was_received
-            assert [signals.pass_on(), signals.pass_on()] == [True, False]
-            with pytest.raises(Interrupted):
+            assert [signals.consume_first_signal(), signals.consume_first_signal()] == [True, False]
+            with pytest.raises(CommandInterrupted):
                 os.kill(os.getpid(), number)
-            signals.ignore()
+            signals.ignore_further_signals()
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) == before
 
@@ -124,16 +124,16 @@ def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(
     done = here("run", "method=topk", "task=vector", "profile=smoke", "cluster=local", "workers=2")
     refused(done, "no step for 0 s", "interrupted: ", code=1)
     store = ResultFolders(tmp_path / "results").store
-    (run,) = store.run_ids()
-    (attempt,) = store.attempts(run)
+    (run,) = store.list_run_ids()
+    (attempt,) = store.list_attempts(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "interrupted")
-    assert attempt.find_writer() is None
+    assert attempt.describe_writer() is None
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with EndSignals() as signals:
+        with EndSignalHandler() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not signals.was_received
     finally:

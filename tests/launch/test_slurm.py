@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.files import read_json_or_none
-from experiments.launch.bad_nodes import append_failure
+from analysis.records.files import try_read_json_object
+from experiments.launch.bad_nodes import append_node_failure
 from slurm import commands, jobs
 from tests.conftest import fine, refused, there
 from tests.launch.trouble_there import Bench
@@ -39,7 +39,7 @@ def has_image() -> bool:
     from slurm import container, images
 
     try:
-        container.check_container(images.container_config("thin"))
+        container.check_container_usable_here(images.default_container_config("thin"))
     except ValueError:
         return False
     return True
@@ -55,7 +55,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
     assert "| verdict | claim |" in done.stdout
     assert "fig3: " in done.stdout
     assert (bench.results / "figures" / "fig3-smoke.png").is_file()
-    runs = bench.folders.store.newest_valid_attempts()
+    runs = bench.folders.store.list_newest_valid_attempts()
     assert len(runs) == 3
     for attempt in runs:
         assert attempt.manifest["provenance"]["slurm"]["SLURM_JOB_NUM_NODES"] == "2"
@@ -69,7 +69,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
 @pytest.mark.skipif(not has_image(), reason="there is no image: `make sif`")
 def test_workers_run_inside_the_image(bench: Bench) -> None:
     fine(bench.command("run", "method=topk", *SMOKE, "container=thin", bench.conf))
-    (attempt,) = bench.folders.store.newest_valid_attempts()
+    (attempt,) = bench.folders.store.list_newest_valid_attempts()
     assert len(attempt.manifest["provenance"]["image"]["sha256"]) == 64
     assert attempt.manifest["provenance"]["commit"]
 
@@ -98,7 +98,7 @@ def test_what_the_site_has_not_is_refused_in_its_words_and_nothing_is_queued(
 def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
     fine(bench.command("run", "method=topk", *THERE, "task=cnn_digits", "comm=horovod", bench.conf))
-    (attempt,) = bench.folders.store.newest_valid_attempts()
+    (attempt,) = bench.folders.store.list_newest_valid_attempts()
     # Virtual ranks end with the weights of torch's processes, as tests/worker/test_resume.py has it.
     told, over_torch = orders(bench.folders.store, "method=topk", "cluster=virtual")
     carry_out(told, over_torch, tmp_path / "virtual")
@@ -115,7 +115,7 @@ visible = environment.visible_gpus()
 torch.cuda.is_available, torch.cuda.set_device = lambda: True, print
 torch.cuda.device_count, torch.cuda.get_device_capability = lambda: len(visible), lambda device: (9, 0)
 config = compose.resolve(["cluster=devcluster", "device=cuda", "precision=fp32"])
-device = prepare_device(config, environment.read_place("srun"))
+device = prepare_device(config, environment.read_rank_variables("srun"))
 print("found", visible[device.index])
 """
 
@@ -129,10 +129,10 @@ def test_workers_of_a_node_have_a_gpu_each_however_slurm_binds_them(bench: Bench
 
 def test_a_block_is_one_job(bench: Bench) -> None:
     name = submit(bench, "method=dense,topk", "launch.block=true")
-    sweep = there(read_json_or_none(bench.folders.sweeps / name / "sweep.json"))
+    sweep = there(try_read_json_object(bench.folders.sweeps / name / "sweep.json"))
     (array,) = sweep["arrays"]
     (job,) = array["jobs"]
-    attempts = [bench.folders.store.attempts(run)[-1] for run in job["runs"]]
+    attempts = [bench.folders.store.list_attempts(run)[-1] for run in job["runs"]]
     bench.await_end(attempts)
     assert [attempt.state for attempt in attempts] == ["ok"] * 2
     begun = [attempt.manifest["started"] for attempt in attempts]
@@ -145,17 +145,17 @@ def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(benc
     (attempt,) = bench.newest()
     ledger = bench.folders.scratch / "node-failures.jsonl"
     for job, day in (("1", 1), ("2", 2), ("3", 2)):  # two times, the second time under two jobs
-        append_failure(ledger, "n3", job, f"2026-01-0{day}T00:00:0{job}")
+        append_node_failure(ledger, "n3", job, f"2026-01-0{day}T00:00:0{job}")
     name = submit(bench, "method=dense", HOLD)
     (script,) = (bench.folders.sweeps / name / "a0").glob("*_submission.sh")
     assert "#SBATCH --exclude=n3\n" in script.read_text()
     fine(bench.command("cancel", name))
-    commands.run_command("scontrol", "release", str(attempt.job.id))
+    commands.run_command("scontrol", "release", str(attempt.slurm_job.id))
     bench.await_end([attempt])
-    assert attempt.is_valid(verify=True)
+    assert attempt.is_valid(verify_digests=True)
     notes = bench.folders.launch_folder(attempt).glob("start-*/worker*.json")
-    assert {there(read_json_or_none(note))["node"] for note in notes} == {"n4"}
-    (log,) = bench.folders.sweeps.glob(f"*/a0/{attempt.job.id}_*0_log.out")
+    assert {there(try_read_json_object(note))["node"] for note in notes} == {"n4"}
+    (log,) = bench.folders.sweeps.glob(f"*/a0/{attempt.slurm_job.id}_*0_log.out")
     assert "n3 failed before: asking for other nodes" in log.read_text()
 
 
@@ -191,7 +191,7 @@ def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
     (name,) = [done.stdout.strip() for done in both if done.stdout.strip()]
     attempts = bench.newest()
     assert [(attempt.number, attempt.state) for attempt in attempts] == [(1, "submitted")] * 2
-    ids = {str(attempt.job.id) for attempt in attempts}
+    ids = {str(attempt.slurm_job.id) for attempt in attempts}
     assert {
         *jobs.unfinished_jobs_by_id(f"{job.partition('_')[0]}_{number}" for job in ids for number in range(3))
     } == ids

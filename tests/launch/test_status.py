@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from analysis.records.files import write_json
-from analysis.records.schema import SCHEMA, JobNote, Progress
+from analysis.records.schema import SCHEMA, Progress, SlurmJobRecord
 from analysis.records.store import Attempt
 from experiments.config.folders import ResultFolders
 from experiments.launch.diagnosis import CANCEL_FILE
 from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, format_duration
-from experiments.launch.status import StatusView, stuck_reasons
+from experiments.launch.status import StatusSnapshot, stuck_reasons
 from experiments.launch.submission import SlurmBackend
 from slurm import jobs
 from slurm.jobs import JobReport
@@ -33,9 +33,9 @@ __all__ = ["programs"]  # a fixture is found by its name in this module
 
 def begun(folders: ResultFolders, **changes: object) -> Attempt:
     """Return an attempt of job 7."""
-    attempt = folders.store.begin_attempt(synthetic.config())
+    attempt = folders.store.create_attempt(synthetic.config())
     attempt.update_manifest(**changes)
-    attempt.store_job(JobNote("7"))
+    attempt.store_slurm_job(SlurmJobRecord("7"))
     return attempt
 
 
@@ -49,7 +49,7 @@ def test_a_job_that_will_not_begin_by_itself_is_told(tmp_path: Path) -> None:
         ("JobHeldUser", "scontrol release", True),
     ]:
         report = JobReport("queued", "7", "PENDING", reason)
-        run = StatusView(folders, {attempt: report}).run_status(attempt)
+        run = StatusSnapshot(folders, {attempt: report}).run_status(attempt)
         assert run.state == "queued"
         assert said in run.why
         assert stuck_reasons([run]) == ({run.why} if is_stuck else set())
@@ -79,7 +79,7 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
             folders.launch_folder(attempt).mkdir(parents=True)
             (folders.launch_folder(attempt) / CANCEL_FILE).touch()
         report = JobReport(known, "7", job_state, nodes="n1")
-        run = StatusView(folders, {attempt: report}).run_status(attempt)
+        run = StatusSnapshot(folders, {attempt: report}).run_status(attempt)
         assert run.display_state == word
         assert why in run.why
         assert stuck_reasons([run]) == ({run.why} if why == RESUME else set())
@@ -91,7 +91,7 @@ def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
     known = {**attempt.manifest, "schema": SCHEMA + 1}
     for changes in ({"state": "of_tomorrow"}, {"state": "ok", "steps": {"made": 8}}, {"started": [1]}):
         write_json(attempt.path / "run.json", known | changes)
-        run = StatusView(folders, {}).run_status(attempt)
+        run = StatusSnapshot(folders, {}).run_status(attempt)
         assert run.display_state == "newer"
         assert "update this checkout" in run.why
         assert not attempt.is_valid()
@@ -138,7 +138,7 @@ def lines_of(showing: list[list[RunProgress]], every_s: float = LINE_S + 1) -> l
     stream = io.StringIO()
     bar = ProgressBar(LABELS, stream, clock)
     for running in showing:
-        bar.show(running, 2)
+        bar.update(running, 2)
         clock.now += every_s
     bar.close()
     return stream.getvalue().splitlines()
@@ -169,7 +169,7 @@ def speed_after(clock: Clock, bar: ProgressBar, looks: Iterable[int], every_s: f
     """Return the steps a second that the progress bar has measured after these looks at one run."""
     for step in looks:
         clock.now += every_s
-        bar.show([RunProgress("run1", Progress(step, STEPS))], 0)
+        bar.update([RunProgress("run1", Progress(step, STEPS))], 0)
     assert bar.total.speed is not None
     return bar.total.speed
 
@@ -201,10 +201,10 @@ from analysis.records.schema import Progress
 from experiments.launch.progress_bar import *
 bar = ProgressBar({f"run{at}": f"a_method_of_a_long_name density=0.01 seed={at}" for at in range(12)})
 for step in range(0, 8000, 2000):
-    bar.show([RunProgress(f"run{at}", Progress(step, 100_000, 1.5, 71.25)) for at in range(10)], 2)
+    bar.update([RunProgress(f"run{at}", Progress(step, 100_000, 1.5, 71.25)) for at in range(10)], 2)
     print("said beside", file=sys.stderr)
     time.sleep(0.3)
-bar.report_done("run1")
+bar.report_run_done("run1")
 bar.close()
 """
 

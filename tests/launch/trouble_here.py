@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from analysis.records.files import read_json_or_none
+from analysis.records.files import try_read_json_object
 from analysis.records.store import Store
 from tests.launch.troubled import DEADLINE_S, SLOW, STEPS, WORDS, await_, faults_in, left_of, processes_of
 from tests.worker.runs import start_python, workers_of
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     def step(self) -> int:
         """Return the number of steps done."""
-        notes = map(read_json_or_none, self.results.glob("launch/*/progress.json"))
+        notes = map(try_read_json_object, self.results.glob("launch/*/progress.json"))
         return max((int(note["step"]) for note in notes if note), default=0)
 
 
@@ -121,7 +121,7 @@ def run(name: str, folder: Path, number: int) -> list[str]:
     if first.process.returncode == 0:
         faults.append("it was quicker than its trouble")
     store = Store(results / "runs")
-    attempts = [attempt for run in store.run_ids() for attempt in store.attempts(run)]
+    attempts = [attempt for run in store.list_run_ids() for attempt in store.list_attempts(run)]
     whole = [attempt for attempt in attempts if attempt.state == "ok"]
     if len(whole) != 1:
         faults.append(f"{len(whole)} whole attempts")

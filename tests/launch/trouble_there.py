@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from analysis.records.files import read_json_or_none
+from analysis.records.files import try_read_json_object
 from analysis.records.store import Attempt
 from experiments.config.folders import ResultFolders
 from experiments.launch.attempt import UNFINISHED_STATES
-from experiments.launch.status import StatusView
+from experiments.launch.status import StatusSnapshot
 from slurm import environment, jobs
 from tests.conftest import environment_for, fine, process, python, there
 from tests.launch.troubled import DEADLINE_S, SLOW, STEPS, WORDS, await_, seed_of
@@ -75,7 +75,7 @@ class Bench:
     def newest(self) -> list[Attempt]:
         """Return the last attempt of each run."""
         store = self.folders.store
-        return [store.attempts(run)[-1] for run in store.run_ids()]
+        return [store.list_attempts(run)[-1] for run in store.list_run_ids()]
 
     def await_job(self, job: str, log: Path) -> None:
         """Wait until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""
@@ -85,10 +85,10 @@ class Bench:
     def submit(self, *words: str) -> list[Attempt]:
         """Submit runs; return the attempts that were queued."""
         done = fine(self.command("submit", *WORDS, "cluster=devcluster", self.conf, *words))
-        sweep = read_json_or_none(self.folders.sweeps / done.stdout.strip() / "sweep.json")
+        sweep = try_read_json_object(self.folders.sweeps / done.stdout.strip() / "sweep.json")
         assert sweep is not None, done.stderr
         runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
-        return [self.folders.store.attempts(run)[-1] for run in runs]
+        return [self.folders.store.list_attempts(run)[-1] for run in runs]
 
     def newest_start(self, attempt: Attempt) -> Path | None:
         starts = sorted(
@@ -101,28 +101,28 @@ class Bench:
 
         A run that is quicker than its trouble does not.
         """
-        made = self.folders.store.attempts(attempt.run_id)
+        made = self.folders.store.list_attempts(attempt.run_id)
         return len([start for one in made for start in self.folders.launch_folder(one).glob("start-*")]) > 1
 
     def told(self, attempt: Attempt) -> str:
         """Return what SLURM has written to the logs of its job."""
-        job = str(attempt.job.id).partition("_")[0]
+        job = str(attempt.slurm_job.id).partition("_")[0]
         return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
 
     def step(self, attempt: Attempt) -> int:
         """Return the number of steps done, as the attempt's newest start recorded."""
         start = self.newest_start(attempt)
-        note = read_json_or_none(start / "progress.json") if start else None
+        note = try_read_json_object(start / "progress.json") if start else None
         return int(note["step"]) if note else 0
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
         """Wait until none of the attempts is under way."""
-        environment.use_slurm_conf(self.slurm_conf)
+        environment.set_slurm_conf_variable(self.slurm_conf)
         quiet_since: float | None = None
 
         def ended() -> bool:
             nonlocal quiet_since
-            view = StatusView.query(self.folders, attempts)
+            view = StatusSnapshot.query(self.folders, attempts)
             if any(view.run_status(attempt).is_under_way for attempt in attempts):
                 quiet_since = None
                 return False
@@ -142,7 +142,7 @@ def state_of(job: str) -> str:
 
 def goes_on(attempt: Attempt) -> bool:
     """Return whether SLURM still has the attempt's job."""
-    return bool(state_of(str(attempt.job.id)))
+    return bool(state_of(str(attempt.slurm_job.id)))
 
 
 def patience(attempts: Sized) -> float:
@@ -152,7 +152,7 @@ def patience(attempts: Sized) -> float:
 def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
     """Kill a random rank's process by SIGKILL."""
     start = there(bench.newest_start(attempt))
-    notes = [note for path in start.glob("worker*.json") if (note := read_json_or_none(path))]
+    notes = [note for path in start.glob("worker*.json") if (note := try_read_json_object(path))]
     victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
     with contextlib.suppress(ProcessLookupError):  # it was quicker
         os.kill(victim["pid"], signal.SIGKILL)
@@ -162,7 +162,7 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     """Send the stop signal, as before a preemption."""
     # scancel does not return while the job that it told is requeued; the signal is there by then.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = process("scancel", "--signal=USR2", str(attempt.job.id), timeout_s=1)
+        done = process("scancel", "--signal=USR2", str(attempt.slurm_job.id), timeout_s=1)
         assert done.returncode == 0 or "Invalid job id" in done.stderr, done.stderr  # it was quicker
 
 
@@ -171,7 +171,7 @@ def submit_again(bench: Bench, attempt: Attempt, words: Sequence[str], sign: str
 
     Nothing is submitted if the last step was quicker, or if SLURM has not written `sign`.
     """
-    what = f"the end of job {attempt.job.id}"
+    what = f"the end of job {attempt.slurm_job.id}"
     await_(lambda: not goes_on(attempt), what, patience([attempt]), pause=0.5)
     if attempt.state != "ok" and sign in bench.told(attempt):
         bench.submit(f"seed={seed_of(attempt)}", *words)
@@ -186,7 +186,7 @@ def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
 
 def kill_its_script(bench: Bench, attempt: Attempt) -> None:
     """Kill the batch script by SIGKILL, and submit the run again."""
-    array, _, task = str(attempt.job.id).partition("_")
+    array, _, task = str(attempt.slurm_job.id).partition("_")
     for script in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             around = script.environ()
@@ -204,7 +204,7 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
     minute later, ends the job's next start instead: its user submits again.
     """
     say(bench.surroundings, SCRIPTS / "node", DYING, "kill")
-    job = str(attempt.job.id)
+    job = str(attempt.slurm_job.id)
     try:
         await_(lambda: state_of(job) != "RUNNING", "SLURM missing the node", pause=0.5)
         time.sleep(STALE_S)
@@ -263,7 +263,7 @@ def make_trouble(bench: Bench, wanted: Mapping[str, Sequence[int]]) -> dict[str,
         attempts = {name: found.result() for name, found in kinds.items()}
     bench.await_end([attempt for of_kind in attempts.values() for attempt in of_kind])
     return {
-        name: [bench.folders.store.attempts(attempt.run_id)[-1] for attempt in of_kind]
+        name: [bench.folders.store.list_attempts(attempt.run_id)[-1] for attempt in of_kind]
         for name, of_kind in attempts.items()
     }
 

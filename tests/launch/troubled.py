@@ -48,7 +48,7 @@ def weights(seed: int, batch_size: int) -> str:
 
 def faults_in(attempt: Attempt) -> list[str]:
     """Return what is wrong with a record that should be whole: nothing, if nothing was lost or done twice."""
-    if not attempt.is_valid(verify=True):
+    if not attempt.is_valid(verify_digests=True):
         return [f"it is {attempt.state}: {attempt.manifest.get('why')}"]
     found = []
     if attempt.manifest["weights"] != weights(seed_of(attempt), attempt.config["task"]["batch_size"]):
@@ -56,7 +56,7 @@ def faults_in(attempt: Attempt) -> list[str]:
     if not attempt.manifest["agreed"]:
         found.append("the workers disagree")
     for rank in range(attempt.config["workers"]):
-        lines, broken = read_json_lines(attempt.rank_path(rank))
+        lines, broken = read_json_lines(attempt.rank_log_path(rank))
         steps = [line["step"] for line in lines if line["kind"] == "step"]
         if steps != [*range(STEPS)] or broken:
             found.append(f"rank {rank}: {len(steps)} steps, {len({*steps})} different, {broken} broken lines")

@@ -60,6 +60,6 @@ def test_a_sites_own_sbatch_and_what_its_manual_advises_to_export(
     there = replace(bench, surroundings={**bench.surroundings, "PATH": path})
     done = fine(there.command("run", *SMOKE, bench.conf))
     assert "SBATCH_PARTITION=urgent (--partition=devel counts); SBATCH_WAIT=1" in done.stderr
-    (attempt,) = bench.folders.store.newest_valid_attempts()
-    job = say(bench.environment, "scontrol", "--oneliner", "show", "job", str(attempt.job.id)).split()
+    (attempt,) = bench.folders.store.list_newest_valid_attempts()
+    job = say(bench.environment, "scontrol", "--oneliner", "show", "job", str(attempt.slurm_job.id)).split()
     assert {"Partition=devel", "Features=nvlink"} <= {*job}

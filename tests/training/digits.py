@@ -27,7 +27,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
 
-    def add(self, kind: str, **values: Any) -> None:
+    def add_line(self, kind: str, **values: Any) -> None:
         self.lines.append({"kind": kind, **values})
 
     def flush(self) -> None: ...

@@ -48,7 +48,7 @@ def test_a_nan_that_nobody_has_looked_at_is_never_saved(tmp_path: Path) -> None:
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, *own)
     with pytest.raises(NonFiniteGradientError, match=r"rank 0, step \d: .* go back to the last checkpoint"):
         carry_out(told, attempt, tmp_path / "a")
-    for path in attempt.checkpoints.glob("*/rank*.pt"):
+    for path in attempt.checkpoint_folder.glob("*/rank*.pt"):
         assert torch.load(path, weights_only=True)["aggregator"]["step"] <= 1, path
 
 
@@ -66,7 +66,7 @@ def interrupted(tmp_path: Path, every_step: None) -> tuple[RunOrders, Attempt]:
 
 
 def saved_steps(attempt: Attempt) -> list[int]:
-    return sorted(int(path.parent.name) for path in attempt.checkpoints.glob("*/whole.json"))
+    return sorted(int(path.parent.name) for path in attempt.checkpoint_folder.glob("*/whole.json"))
 
 
 def goes_on(told: RunOrders, attempt: Attempt, folder: Path) -> list[int]:
@@ -94,13 +94,13 @@ def test_a_checkpoint_is_plain_data_and_a_foreign_file_beside_it_is_let_be(
     interrupted: tuple[RunOrders, Attempt], tmp_path: Path
 ) -> None:
     told, attempt = interrupted
-    saved = torch.load(next(attempt.checkpoints.glob("*/rank1.pt")), weights_only=True)
+    saved = torch.load(next(attempt.checkpoint_folder.glob("*/rank1.pt")), weights_only=True)
     assert saved["aggregator"]["rank"] == 1
     steps = saved_steps(attempt)
-    shared = attempt.checkpoints.glob("*/shared*.pt")  # what all ranks share is there once
+    shared = attempt.checkpoint_folder.glob("*/shared*.pt")  # what all ranks share is there once
     assert [path.name for path in shared] == ["shared0.pt"] * len(steps)
     assert not list(attempt.path.rglob("*.part"))
-    (attempt.checkpoints / ".DS_Store").write_text("")
+    (attempt.checkpoint_folder / ".DS_Store").write_text("")
     assert goes_on(told, attempt, tmp_path) == [steps[-1]]
 
 
@@ -137,7 +137,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
     told, attempt = interrupted
     older, newest = saved_steps(attempt)
     name, act, why = HARMS[harm]
-    act(attempt.checkpoints / str(newest) / name)
+    act(attempt.checkpoint_folder / str(newest) / name)
     assert goes_on(told, attempt, tmp_path) == [older]
     if why:
         (fault,) = attempt.manifest["faulty_checkpoints"]
@@ -154,7 +154,7 @@ def test_ranks_that_drifted_apart_save_everything_of_their_own(
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL)
     with pytest.raises(Preempted) as stopped:
         carry_out(told, attempt, tmp_path / "a", StopAt(10))
-    folder = attempt.checkpoints / str(stopped.value.step)
+    folder = attempt.checkpoint_folder / str(stopped.value.step)
     assert len(list(folder.glob("shared*.pt"))) == 2
     goes_on(told, attempt, tmp_path)
 
@@ -163,7 +163,7 @@ def test_without_a_whole_checkpoint_the_run_begins_again(
     interrupted: tuple[RunOrders, Attempt], tmp_path: Path
 ) -> None:
     told, attempt = interrupted
-    for path in attempt.checkpoints.glob("*/shared0.pt"):
+    for path in attempt.checkpoint_folder.glob("*/shared0.pt"):
         path.write_bytes(b"")
     assert goes_on(told, attempt, tmp_path) == [0]
 
@@ -193,7 +193,7 @@ def test_a_killed_run_goes_on_from_its_last_save(
     with pytest.raises(KeyboardInterrupt):
         carry_out(told, attempt, tmp_path / "a")
     monkeypatch.undo()
-    with attempt.rank_path(0).open("a") as log:
+    with attempt.rank_log_path(0).open("a") as log:
         log.write('{"kind":"step","st')
     newest = saved_steps(attempt)[-1]
     assert newest < 9
@@ -214,5 +214,5 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
     assert errors.explain_failure(full.value) == ("disk", errors.FILE_LIMIT)
-    assert len(saved_steps(attempt)) == len([*attempt.checkpoints.iterdir()]) == 2
+    assert len(saved_steps(attempt)) == len([*attempt.checkpoint_folder.iterdir()]) == 2
     goes_on(told, attempt, tmp_path)

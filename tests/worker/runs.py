@@ -23,7 +23,7 @@ from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import run
 from experiments.worker.orders import RunOrders
 from slurm.environment import WorkerPlace
-from slurm.worker_process import STOP_SIGNALS, open_lifeline
+from slurm.worker_process import STOP_SIGNALS, open_lifeline_pipe
 from tests.conftest import ROOT, environment_for
 
 CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what differs from run to run
@@ -32,7 +32,7 @@ CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what
 def orders(store: Store, *words: str) -> tuple[RunOrders, Attempt]:
     """Return the orders of a run's workers, and the attempt that they are to fill."""
     config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
-    attempt = store.begin_attempt(config)
+    attempt = store.create_attempt(config)
     return RunOrders(config.as_dict(), str(attempt.path)), attempt
 
 
@@ -90,7 +90,7 @@ class StopAt(StopSignal):
 
 def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict[str, Any]]:
     """Return a rank's recorded lines of this kind."""
-    lines, broken = read_json_lines(attempt.rank_path(rank))
+    lines, broken = read_json_lines(attempt.rank_log_path(rank))
     assert not broken
     return [line for line in lines if line["kind"] == kind]
 
@@ -147,7 +147,7 @@ def start_workers(told: RunOrders, folder: Path, size: int) -> Workers:
                     command,
                     cwd=ROOT,
                     env=common | place,
-                    stdin=open_lifeline(),
+                    stdin=open_lifeline_pipe(),
                     stderr=errors,
                     preexec_fn=hold_signals_back,
                 )

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 from analysis.records import locks
-from analysis.records.files import read_json_or_none, write_json
+from analysis.records.files import try_read_json_object, write_json
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.training import stop_signal as stop_rules
@@ -47,7 +47,7 @@ def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp
         taken = listener.getsockname()[1]
         ports = range(taken, taken + 100)
         first, second = (open_store(tmp_path, rank, ports=ports).store for rank in (0, 1))
-        assert taken < there(read_json_or_none(tmp_path / connect.ADDRESS_FILE))["port"] < taken + 100
+        assert taken < there(try_read_json_object(tmp_path / connect.ADDRESS_FILE))["port"] < taken + 100
         first.set("word", "heard")
         assert second.get("word") == b"heard"
         with pytest.raises(ValueError, match=rf"cluster.ports={taken}-{taken}: none of them is free"):
@@ -76,7 +76,7 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
     monkeypatch.setattr(stop_rules, "MAX_WAIT_ALONE_S", 0.0)
     told, attempt = orders(Store(tmp_path / "runs"), "cluster=local", "workers=2", "method=dense")
     with pytest.raises(Preempted):
-        run.execute_run(told, WorkerPlace(0, 2, 0), tmp_path, StopSignal(received_at=0.0))
+        run.execute_run(told, WorkerPlace(0, 2, 0), tmp_path, StopSignal(received_at_s=0.0))
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", 0)
     # Who comes later finds that out, told or not.
     with pytest.raises(Preempted):
@@ -91,7 +91,9 @@ def test_whoever_waits_tells_for_whom(tmp_path: Path, monkeypatch: pytest.Monkey
         said.clear()
         place = WorkerPlace(rank, 3, 0)
         with pytest.raises(WorkerLost):
-            connect.open_group(config, place, tmp_path, False, None, CPU, lambda: bool(said), said.append)
+            connect.join_group_via_folder(
+                config, place, tmp_path, False, None, CPU, lambda: bool(said), said.append
+            )
         assert said == [f"waiting for {whom} to come; Ctrl-C ends the wait"]
 
 

@@ -38,14 +38,14 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", done)
 
     assert start_workers(told, tmp_path / "third", 2).end() == [0, 0]
-    assert not attempt.checkpoints.exists()
+    assert not attempt.checkpoint_folder.exists()
     assert [again["step"] for again in attempt.manifest["resumed"]] == [done]
 
     # SLURM starts a job again whose node died after the last step: nothing is left to do.
-    whole = attempt.rank_path(0).read_bytes()
+    whole = attempt.rank_log_path(0).read_bytes()
     assert start_workers(told, tmp_path / "fourth", 2).end() == [0, 0]
-    assert attempt.rank_path(0).read_bytes() == whole
-    assert attempt.is_valid(verify=True)
+    assert attempt.rank_log_path(0).read_bytes() == whole
+    assert attempt.is_valid(verify_digests=True)
 
     # Virtual ranks, in this process, do the same as two processes that nobody tells anything.
     told, straight = orders(Store(tmp_path / "runs"), *WORDS, "cluster=virtual")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.records.files import read_struct
+from analysis.records.files import read_struct_if_there
 from analysis.records.log import RankLog
 from analysis.records.schema import Progress
 from experiments.config import compose
-from experiments.worker.build import effective_precision, prepare_device, set_precision, tf32_backends
+from experiments.worker.build import effective_precision, prepare_device, set_gpu_precision, tf32_backends
 from experiments.worker.run import ProgressFile, gather_distinct_names
 from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
@@ -49,7 +49,7 @@ def test_tf32_is_taken_where_there_is_some_and_what_was_got_is_said(
         (9, "fp64", "fp64", "ieee"),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=version: (of, 0))
-        set_precision(asked, device)
+        set_gpu_precision(asked, device)
         assert effective_precision(asked, device) == got
         assert {backend.fp32_precision for backend in tf32_backends()} == {products}
         assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
@@ -69,12 +69,12 @@ def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(
     note = ProgressFile(tmp_path / "progress.json", 100)
     with RankLog(tmp_path / "rank0.jsonl") as log:
         note.newest = log.progress
-        log.add("step", step=0, loss=2.5)
-        log.add("epoch", epoch=1, val_top1=12.5, train_loss=2.6)
-        log.add("step", step=1, loss=2.25)
-        log.add("step", step=1, loss=9.0, variant="dense")  # variants that take turns have a loss each
+        log.add_line("step", step=0, loss=2.5)
+        log.add_line("epoch", epoch=1, val_top1=12.5, train_loss=2.6)
+        log.add_line("step", step=1, loss=2.25)
+        log.add_line("step", step=1, loss=9.0, variant="dense")  # variants that take turns have a loss each
         note(100)
-        assert read_struct(note.path, Progress) == Progress(100, 100, 2.25, 12.5)
-        log.add("step", step=2, loss=float("nan"))
+        assert read_struct_if_there(note.path, Progress) == Progress(100, 100, 2.25, 12.5)
+        log.add_line("step", step=2, loss=float("nan"))
         note(100)
-        assert read_struct(note.path, Progress) == Progress(100, 100, None, 12.5)
+        assert read_struct_if_there(note.path, Progress) == Progress(100, 100, None, 12.5)

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def check_whole(attempt: Attempt) -> None:
-    manifest = attempt.read_checked_manifest(verify=True)
+    manifest = attempt.read_checked_manifest(verify_digests=True)
     ended = manifest["alternated"]
     assert (ended["blocks"], manifest["steps"]) == (3, STEPS)
     assert all(variant["agreed"] for variant in ended["variants"].values())
@@ -64,7 +64,7 @@ def test_what_is_stopped_between_two_turns_is_no_record_and_begins_again(
         carry_out(told, attempt, tmp_path / "start", StopAt(6))
     assert attempt.state == "preempted"
     assert not attempt.is_valid()
-    assert not attempt.newest_checkpoint_step()
+    assert not attempt.newest_whole_checkpoint_step()
     assert 0 < len(recorded(attempt, 0)) < 3 * STEPS
     carry_out(told, attempt, tmp_path / "start")
     check_whole(attempt)

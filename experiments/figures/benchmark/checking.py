@@ -15,10 +15,10 @@ import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, LOSS_COLUMN
 from analysis.benchmark.files import EntryFile, read_entry
-from analysis.benchmark.statement import EntryStatement, TaskStatement
+from analysis.benchmark.statement import EntryStatement, EntryTaskStatement
 from analysis.records.configs import run_id, run_key
 from analysis.records.files import DamagedFileError
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
@@ -161,7 +161,7 @@ def _other_entry(said: EntryStatement, own: Entrant) -> str:
     return ""
 
 
-def _launches(task: TaskStatement, tier: Tier, is_baseline: bool) -> str:
+def _launches(task: EntryTaskStatement, tier: Tier, is_baseline: bool) -> str:
     """Return what is missing of the task's launches; empty where nothing is."""
     wanted = len(rules().launches)
     if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
@@ -244,7 +244,7 @@ def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     yield Line(f"each task has {rules().trials.number} trials, and the best of them was trained")
 
 
-def _short(task: TaskStatement, frames: Frames) -> str:
+def _short(task: EntryTaskStatement, frames: Frames) -> str:
     """Return what is missing of the curves; empty where nothing is."""
     validated = frames.epochs.groupby("key")["epoch"].count()
     wanted, ended = rules().steps // rules().epoch_steps, frames.runs.set_index("key").get("diverged")
@@ -314,7 +314,9 @@ def _again(
     what = f"drawn by {number}: {config.task.name}, {config.workers} workers, seed {config.seed}"
     for again, how in ((config, "came out"), (apart, "by processes came out")):
         carry_out([again])
-        frames, _ = load_newest_cached(folders.store, [run_id(again)], folders.records, verify=True)
+        frames, _ = load_newest_attempts_cached(
+            folders.store, [run_id(again)], folders.records, verify_digests=True
+        )
         here, there = _curve(frames, run_key(again)), _curve(entered.frames, run_key(config))
         there = there.iloc[: len(here)] if again is apart else there
         off = _apart(here, there)

@@ -11,9 +11,15 @@ import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_losses
 from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_entries, write_entry
-from analysis.benchmark.statement import EntryStatement, LawResult, RealTimeTraining, TaskStatement, Trial
+from analysis.benchmark.statement import (
+    EntryStatement,
+    EntryTaskStatement,
+    LawResult,
+    Trial,
+    WallClockTraining,
+)
 from analysis.records.configs import run_id, run_key
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames, empty_frames, is_missing, merge_frames, select_runs
 from analysis.records.store import Attempt
 from experiments.config import compose
@@ -78,7 +84,7 @@ class Entering:
         own = {run_id(config) for config in self.tuning()}
         tasks = {str(task.settings["task"]) for task in self.tier.tasks.values()}
         more = [
-            attempt.run_id for attempt in self.folders.store.newest_valid_attempts()
+            attempt.run_id for attempt in self.folders.store.list_newest_valid_attempts()
             if attempt.run_id not in own and self._is_trial(attempt, tasks)
         ]  # fmt: skip
         if more:
@@ -136,7 +142,9 @@ class Entering:
 
     def frames(self, names: Sequence[str]) -> Frames:
         """Return the records of these runs, each as its digests say."""
-        found, notes = load_newest_cached(self.folders.store, names, self.folders.records, verify=True)
+        found, notes = load_newest_attempts_cached(
+            self.folders.store, names, self.folders.records, verify_digests=True
+        )
         if notes:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
         held = self.held.runs
@@ -180,7 +188,7 @@ def statement(
     """
     entry, trained = own.entry, own.training(chosen)
     launched, there = [config for config in in_real_time if config.variants], [*map(run_key, in_real_time)]
-    tasks = dict[str, TaskStatement]()
+    tasks = dict[str, EntryTaskStatement]()
     for name, task in own.tier.tasks.items():
         tried = [
             Trial(trial.rate, trial.searched, run_key(own.config(trial.run)))
@@ -188,12 +196,12 @@ def statement(
         ]  # fmt: skip
         of_task = [config for config in trained if _is_of(config, own.tier, name)]
         turns = [config for config in launched if _is_of(config, own.tier, name)]
-        tasks[name] = TaskStatement(
+        tasks[name] = EntryTaskStatement(
             task.about, tried, chosen[name].lr, chosen[name].searched,
             {n: [run_key(config) for config in of_task if config.workers == n] for n in own.tier.workers},
             _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
             [
-                RealTimeTraining(workers, link, run_key(config))
+                WallClockTraining(workers, link, run_key(config))
                 for (task_name, workers, link), config in own.whole(chosen).items()
                 if task_name == name and run_key(config) in there
             ],

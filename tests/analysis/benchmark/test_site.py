@@ -13,7 +13,7 @@ import pytest
 from analysis.benchmark import site
 from analysis.benchmark.cells import CELL_WORDS, Cell, sort_table_cells
 from analysis.benchmark.files import EntryFile
-from analysis.benchmark.statement import EntryStatement, LawResult, TaskStatement, Trial
+from analysis.benchmark.statement import EntryStatement, LawResult, EntryTaskStatement, Trial
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from tests.analysis.benchmark.cells import cell
@@ -23,7 +23,7 @@ EVIL = "<script>alert(1)</script>"
 
 def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> EntryFile:
     trials = [Trial(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
-    task = TaskStatement("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
+    task = EntryTaskStatement("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
     said = EntryStatement(
         1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],
         [LawResult("all state is saved", True), LawResult("nothing is lost", False, "a reason")], "",
@@ -34,12 +34,12 @@ def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> EntryFi
     return EntryFile(said, empty_frames()._replace(runs=runs), Path(f"{name}.entry"))
 
 
-def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.BenchmarkContent:
-    return site.BenchmarkContent(
+def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.BenchmarkPagesContent:
+    return site.BenchmarkPagesContent(
         "laptop", 1, [entered(name) for name in names], cells,
         [site.LinkDescription("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
         [site.TaskDescription("gpt-ptb", "a task")], [4],
-        {"topk": [site.ClaimRow("a claim", "4.67", "1.2", "holds")]},
+        {"topk": [site.EntryClaimRow("a claim", "4.67", "1.2", "holds")]},
         "Trainings in real time were off by 3 %.", "# Rules\n\n1. **One** rule", ["a note"],
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> 
 DENSE = replace(cell("dense", word="baseline"), speedup=None)
 
 
-def written(folder: Path, shown: site.BenchmarkContent) -> dict[str, str]:
+def written(folder: Path, shown: site.BenchmarkPagesContent) -> dict[str, str]:
     """Write the pages; return their texts by name."""
     first = site.write_pages(folder / "site", shown)
     return {path.name: path.read_text() for path in first.parent.glob("*.html")}

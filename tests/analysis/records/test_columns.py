@@ -56,7 +56,7 @@ def check_described(frames: Frames) -> None:
     """Check that each column is described and not empty."""
     for frame, table in zip(Frames._fields, frames, strict=True):
         names = [str(name) for name in table]
-        assert [name for name in names if columns.find_field(frame, name) is None] == []
+        assert [name for name in names if columns.find_column_description(frame, name) is None] == []
         assert not table.isna().all().any() or not len(table)
 
 
@@ -80,9 +80,11 @@ def test_every_column_that_is_written_is_described_and_every_description_is_of_o
 def test_a_column_is_described_once_and_its_unit_is_the_one_in_its_name() -> None:
     for listed in columns.COLUMNS.values():
         assert {field.unit for name, field in listed.items() if name.endswith("_s")} <= {"s", "1/s"}
-    assert columns.unit_of_column("wire_bytes") == "B"
-    assert columns.find_field("steps", "nothing_s") is None
+    assert columns.unit_of_run_column("wire_bytes") == "B"
+    assert columns.find_column_description("steps", "nothing_s") is None
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert columns.PAGE.read_text() == columns.render_page(), "run `python -m analysis.records.columns`"
+    assert columns.PAGE.read_text() == columns.render_records_page(), (
+        "run `python -m analysis.records.columns`"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from analysis.records.configs import distinguishing_leaves, label_configs
+from analysis.records.configs import select_distinguishing_leaves, label_configs
 from tests.analysis import synthetic
 
 
@@ -16,7 +16,7 @@ def topk(density: float, **changes: object) -> dict[str, object]:
 def test_a_grid_is_told_apart_by_its_axes_and_nothing_else() -> None:
     axes = [*product((0.01, 0.1), range(3))]
     grid = [topk(density, seed=seed) for density, seed in axes]
-    assert distinguishing_leaves(grid) == ["method.density", "seed"]
+    assert select_distinguishing_leaves(grid) == ["method.density", "seed"]
     assert label_configs(grid) == [f"topk density={density} seed={seed}" for density, seed in axes]
 
 

@@ -17,9 +17,9 @@ from analysis.records.files import (
     PART_SUFFIX,
     DamagedFileError,
     read_bytes,
-    read_json_or_none,
-    read_struct,
-    remove_unfinished,
+    try_read_json_object,
+    read_struct_if_there,
+    remove_abandoned_parts,
     write_atomic,
 )
 from analysis.records.log import (
@@ -38,15 +38,17 @@ def test_lines_wait_until_flushed_later_ones_are_forgotten_and_a_broken_last_one
 ) -> None:
     with RankLog(tmp_path / "rank0.jsonl") as log:
         log.truncate(0)  # nothing is there yet
-        log.add("step", step=0)
-        assert log.size() == 0
+        log.add_line("step", step=0)
+        assert log.size_bytes() == 0
         log.flush()
-        log.add("step", step=1)
-        size = log.sync()
-        log.add("step", step=2)
-        assert log.sync() > size
+        log.add_line("step", step=1)
+        log.flush(durable=True)
+        size = log.size_bytes()
+        log.add_line("step", step=2)
+        log.flush(durable=True)
+        assert log.size_bytes() > size
         log.truncate(size)
-        log.add("step", step=3)
+        log.add_line("step", step=3)
         log.flush(durable=True)
     with log.path.open("a") as file:
         file.write('{"kind":"ste')
@@ -97,12 +99,12 @@ def test_what_a_killed_process_has_not_finished_is_removed_and_its_log_is_free(t
             RankLog(path)
         for name in (f".runs.parquet.n1.5{PART_SUFFIX}", "runs.parquet", "mine.part"):
             (tmp_path / name).touch()
-        assert remove_unfinished(tmp_path) == 0  # they are young
+        assert remove_abandoned_parts(tmp_path) == 0  # they are young
         for each in tmp_path.iterdir():
             os.utime(each, (0, 0))
-        assert remove_unfinished(tmp_path) == 1  # the other is still written
+        assert remove_abandoned_parts(tmp_path) == 1  # the other is still written
         writer.kill()
-    assert remove_unfinished(tmp_path) == 1
+    assert remove_abandoned_parts(tmp_path) == 1
     assert not folder.exists()
     assert {each.name for each in tmp_path.iterdir()} == {"runs.parquet", "mine.part", path.name}
     assert locks.describe_lock_holder(path) is None
@@ -116,9 +118,9 @@ def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: p
     path = tmp_path / "run.lock"
     lines = list[str]()
     with locks.FileLock(path) as held:
-        assert held.acquire(say=lines.append)
+        assert held.acquire(report_wait=lines.append)
         assert not lines
-        assert not locks.FileLock(path).acquire(timeout_s=0.01, say=lines.append)
+        assert not locks.FileLock(path).acquire(timeout_s=0.01, report_wait=lines.append)
     (line,) = lines
     assert re.fullmatch(f"waiting for process .* which holds {path}", line)
 
@@ -126,14 +128,14 @@ def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: p
 def test_what_happens_to_a_log_that_is_being_written_is_seen_at_once(tmp_path: Path) -> None:
     for how in ("removed", "replaced", "changed"):
         with RankLog(tmp_path / f"{how}.jsonl") as log:
-            log.add("step", step=0)
+            log.add_line("step", step=0)
             log.flush()
             if how != "changed":
                 log.path.unlink()
             if how != "removed":
                 with log.path.open("a") as other:
                     other.write('{"kind":"step","step":0}\n')
-            log.add("step", step=1)
+            log.add_line("step", step=1)
             with pytest.raises(InterferenceError, match=f"jsonl was {how}"):
                 log.flush()
 
@@ -159,11 +161,11 @@ REFUSED = {
 
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    assert read_struct(path, Manifest) is None
+    assert read_struct_if_there(path, Manifest) is None
     for raw, reason in REFUSED.items():
         path.write_bytes(raw)
         with pytest.raises(DamagedFileError, match=reason) as refused:
-            read_struct(path, Manifest)
+            read_struct_if_there(path, Manifest)
         assert str(path) in str(refused.value)
         assert len(refused.value.why) < 200
 
@@ -184,7 +186,7 @@ def test_what_is_no_such_file_is_neither_waited_for_nor_read(tmp_path: Path) -> 
         make(path)
         with pytest.raises(DamagedFileError, match=reason):
             read_bytes(path)
-        assert read_json_or_none(path) is None
+        assert try_read_json_object(path) is None
 
 
 def truncate(path: Path, size: int) -> None:

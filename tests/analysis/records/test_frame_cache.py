@@ -10,8 +10,8 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from analysis.records import attempts, frame_cache
-from analysis.records.attempts import load_newest
-from analysis.records.frame_cache import load_newest_cached
+from analysis.records.attempts import load_newest_attempts
+from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames
 from analysis.records.store import Store
 from tests.analysis import synthetic
@@ -19,7 +19,7 @@ from tests.analysis import synthetic
 
 def load(store: Store, folder: Path, *runs: str) -> Frames:
     """Return the frames of these runs, else of all, of which nothing is said."""
-    frames, notes = load_newest_cached(store, runs or store.run_ids(), folder)
+    frames, notes = load_newest_attempts_cached(store, runs or store.list_run_ids(), folder)
     assert notes == []
     return frames
 
@@ -35,11 +35,11 @@ def test_what_is_read_from_the_cache_is_what_the_logs_hold(store: Store, tmp_pat
     synthetic.timed(store, synthetic.config("topk") | {"method": {"name": "topk", "density": "auto"}})
     synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
     synthetic.alternated(store, ["dense", "topk"], blocks=3)
-    names = store.run_ids()
+    names = store.list_run_ids()
     (store.root / "cache").write_text("no folder")
     for runs in (names, names[::-1], names[1:2]):
         for folder in (tmp_path, tmp_path, store.root):
-            assert_equal(load(store, folder, *runs), load_newest(store, runs).frames)
+            assert_equal(load(store, folder, *runs), load_newest_attempts(store, runs).frames)
 
 
 def test_a_damaged_batch_or_one_of_another_record_is_made_again(store: Store, tmp_path: Path) -> None:
@@ -76,13 +76,15 @@ def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_name
 ) -> None:
     old, new = (synthetic.timed(store, synthetic.config(), slow=slow) for slow in (1.0, 2.0))
     other = synthetic.timed(store, synthetic.config("topk"))
-    log = new.rank_path(1)
+    log = new.rank_log_path(1)
     log.write_text(log.read_text().replace('"step":1,', '"step":9,', 1))  # the same length
-    with other.rank_path(0).open("a") as half:
+    with other.rank_log_path(0).open("a") as half:
         half.write('{"kind":')
     other.update_manifest(files=other.size_and_digest_by_log())
     for verify in (False, True, False):
-        frames, notes = load_newest_cached(store, store.run_ids(), tmp_path, verify=verify)
+        frames, notes = load_newest_attempts_cached(
+            store, store.list_run_ids(), tmp_path, verify_digests=verify
+        )
         assert set(frames.runs["attempt"]) == {old.number, other.number}
         assert sorted(notes) == [
             f"dropped 1 broken line(s) in {other.name}/rank0.jsonl",
@@ -93,10 +95,10 @@ def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_name
 def test_many_batches_of_few_runs_are_kept_as_one(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_cache, "MOST_SMALL", 2)
+    monkeypatch.setattr(frame_cache, "MAX_SMALL_BATCHES", 2)
     monkeypatch.setattr(attempts, "BATCH_RUNS", 3)
     for seed in range(4):
         synthetic.timed(store, synthetic.config(seed=seed))
         assert len(load(store, tmp_path).runs) == seed + 1
         assert len([*tmp_path.glob("cache/*/*")]) <= 3
-    assert_equal(load(store, tmp_path), load_newest(store, store.run_ids()).frames)
+    assert_equal(load(store, tmp_path), load_newest_attempts(store, store.list_run_ids()).frames)

@@ -11,15 +11,15 @@ import weakref
 import numpy as np
 import pytest
 
-from analysis.records.attempts import load_attempt, load_attempts
+from analysis.records.attempts import load_attempt, load_valid_attempts
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import (
     Frames,
     build_runs_table,
     cache_by_frames,
     empty_frames,
-    find_keys,
-    label_runs,
+    find_run_keys,
+    run_labels_by_key,
     merge_frames,
     order_and_type_columns,
 )
@@ -41,10 +41,10 @@ def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns
         (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []),
         (empty_frames(), dense, []),
     ):  # fmt: skip
-        assert find_keys(of, values) == keys
+        assert find_run_keys(of, values) == keys
     partly = frames._replace(runs=frames.runs.assign(select=np.array(["fused", None, None], dtype=object)))
     for of, torch, fused in ((frames, 3, 0), (partly, 2, 1)):  # as older records imply
-        assert [len(find_keys(of, {"select": select})) for select in ("torch", "fused")] == [torch, fused]
+        assert [len(find_run_keys(of, {"select": select})) for select in ("torch", "fused")] == [torch, fused]
 
 
 def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file_left_out_which_is_told(
@@ -53,12 +53,12 @@ def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file
     broken, missing, short = (
         synthetic.timed(store, synthetic.config(method)) for method in ("dense", "topk", "randomk")
     )
-    with broken.rank_path(1).open("a") as file:
+    with broken.rank_log_path(1).open("a") as file:
         file.write('{"kind":"step","step":20,"epo')
     broken.update_manifest(files=broken.size_and_digest_by_log())
-    missing.rank_path(1).unlink()
-    os.truncate(short.rank_path(0), 1000)
-    frames, notes = load_attempts([broken, missing, short])
+    missing.rank_log_path(1).unlink()
+    os.truncate(short.rank_log_path(0), 1000)
+    frames, notes = load_valid_attempts([broken, missing, short])
     assert (list(frames.runs["key"]), len(frames.steps)) == ([broken.key], 2 * 20)
     assert re.search(r"rank1\.jsonl.*1 broken line|1 broken line.*rank1\.jsonl", notes[0])
     assert len(notes) == 3
@@ -78,14 +78,14 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
     frames, notes = load_attempt(attempt)
     assert not notes
     labels = {f"{attempt.key}/{method}": method for method in ("dense", "topk")}
-    assert label_runs(frames.runs).to_dict() == labels
+    assert run_labels_by_key(frames.runs).to_dict() == labels
     runs = frames.runs.set_index("key")
     assert runs["method.name"].to_dict() == runs["variant"].to_dict() == labels
     assert set(runs["group"]) == {attempt.key}
     for _, steps in frames.steps.groupby(["key", "rank"]):
         assert steps["step"].to_list() == list(range(2 + 4 * 3))
         assert steps["block"].to_list() == [0, 0, *np.repeat([1, 2, 3, 4], 3)]
-    path = attempt.rank_path(0)
+    path = attempt.rank_log_path(0)
     path.write_text(path.read_text().replace('"variant":"topk"', '"variant":"topq"'))
     attempt.update_manifest(files=attempt.size_and_digest_by_log())
     with pytest.raises(DamagedFileError, match="variant topq"):

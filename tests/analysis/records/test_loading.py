@@ -73,8 +73,10 @@ def test_collected_or_not_the_frames_are_the_same(results: Path) -> None:
     assert dense["attempt"] == 2
     assert dense["step_s"] > 1.5 * query_runs(before, "method.name == 'dense'").runs["step_s"].iloc[0]
     store = Store(results / "runs")
-    shutil.rmtree(store.attempts(run)[-1].path)
-    store.begin_attempt(synthetic.config("dense")).fail("no memory")  # which hides no whole attempt before it
+    shutil.rmtree(store.list_attempts(run)[-1].path)
+    store.create_attempt(synthetic.config("dense")).mark_failed_unless_whole(
+        "no memory"
+    )  # which hides no whole attempt before it
     own = query_runs(analysis.load(results), "method.name == 'dense'").runs
     assert own["attempt"].tolist() == [1]
 
@@ -121,10 +123,10 @@ def test_a_forged_row_of_the_cache_is_read_again_and_adds_no_run_that_the_folder
     runs = {*measure(results, "dense", "topk")}
     for column, value in [*FORGED, ("attempt", None), ("seed", "x")]:
         shutil.rmtree(results / "records" / "cache", ignore_errors=True)
-        loading.load_own(results, ["runs"], pytest.fail)
+        loading.load_own_runs(results, ["runs"], pytest.fail)
         (folder,) = (results / "records" / "cache").glob("*/*")
         forge(folder, **{column: value})
-        own = loading.load_own(results, analysis.TABLES, pytest.fail).runs
+        own = loading.load_own_runs(results, analysis.TABLES, pytest.fail).runs
         assert {*own["run_id"]} == runs, (column, value)
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
-from analysis.records.attempts import load_attempt, load_attempts
+from analysis.records.attempts import load_attempt, load_valid_attempts
 from analysis.records.frames import Frames, empty_frames, merge_frames, select_runs
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
@@ -36,7 +36,7 @@ def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
 
 
 def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None:
-    write_parquet(load_attempts([])[0], tmp_path)
+    write_parquet(load_valid_attempts([])[0], tmp_path)
     for nothing in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), select_runs(frames, [])):
         assert not any(map(len, nothing))
         for both in (merge_frames(nothing, frames), merge_frames(frames, nothing)):
@@ -82,7 +82,7 @@ def test_a_column_that_configs_disagree_about_becomes_text(tmp_path: Path) -> No
 
 def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> None:
     attempt = synthetic.timed(store, synthetic.config())
-    log = attempt.rank_path(0)
+    log = attempt.rank_log_path(0)
     log.write_text(log.read_text().replace('"loss":2.3,', '"loss":NaN,').replace('"lr":0.1', '"lr":null'))
     attempt.update_manifest(files=attempt.size_and_digest_by_log())
     write_parquet(load_attempt(attempt)[0], tmp_path)

@@ -9,7 +9,7 @@ import yaml
 from pandas.testing import assert_frame_equal
 
 from analysis.records.parquet import read_parquet
-from analysis.records.public import public_provenance, strip_private_facts
+from analysis.records.public import anonymize_provenance, strip_private_provenance
 from analysis.records.store import Store
 from experiments.config.folders import ROOT
 from tests.analysis import synthetic
@@ -48,24 +48,24 @@ def test_nothing_of_whose_machine_it_was_is_shipped(tmp_path: Path) -> None:
     synthetic.timed(store, synthetic.config(), **yaml.safe_load(OF_A_CLUSTER))
     frames = synthetic.frames_of(store)
     assert "secret" in frames.runs.to_csv()
-    shipped = strip_private_facts(frames)
+    shipped = strip_private_provenance(frames)
     assert "secret" not in "".join(frame.to_csv() for frame in shipped)
     (run,) = shipped.runs.to_dict("records")
     machine = json.loads(run["provenance_json"])["machine"]
     assert machine == yaml.safe_load(SHIPPED)
     assert json.loads(run["provenance.machine.mismatch"]) == machine["mismatch"]
     assert (run["provenance.slurm.SLURM_NTASKS"], run["provenance.data.digest"]) == ("2", "cd")
-    assert strip_private_facts(shipped).runs.equals(shipped.runs)
+    assert strip_private_provenance(shipped).runs.equals(shipped.runs)
     # What nobody has listed stays behind.
     told = {"spy": "secret", "image": "secret", "slurm": ["secret"], "cores": 2}
-    assert public_provenance(told) == {"image": None, "slurm": [None], "cores": 2}
+    assert anonymize_provenance(told) == {"image": None, "slurm": [None], "cores": 2}
 
 
 def test_the_shipped_records_have_nothing_private_and_lose_nothing() -> None:
     frames = read_parquet(ROOT / "results" / "shipped")
     shipped, again = (
         runs.drop(columns="provenance_json").astype(object)
-        for runs in (frames.runs, strip_private_facts(frames).runs)
+        for runs in (frames.runs, strip_private_provenance(frames).runs)
     )
     assert shipped.drop(columns=[*again]).isna().all(axis=None)
     # A column of which nothing is known is None in one and NaN in the other.

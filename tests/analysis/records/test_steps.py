@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import load_attempt, resumed_steps
+from analysis.records.attempts import load_attempt, effective_resumption_steps
 from analysis.records.frames import Frames, empty_frames, order_and_type_columns
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import (
     MEDIAN_WINDOW,
     compute_outcomes,
-    count_cold_steps,
+    count_warmup_steps,
     mean_phase_seconds,
-    mean_sent_per_round,
+    mean_bytes_and_messages_per_round,
     warm_step_seconds_slowest_rank,
     warm_steps,
 )
@@ -46,8 +46,8 @@ def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and
         (steady[:6], 50, 3),
         ([], 5, 0),
     ):
-        assert count_cold_steps(step_s, at_least) == dropped
-    left = falling[count_cold_steps(falling, at_least=0) :]
+        assert count_warmup_steps(step_s, at_least) == dropped
+    left = falling[count_warmup_steps(falling, at_least=0) :]
     assert 32 <= len(left) <= 37
     assert np.median(left[:MEDIAN_WINDOW]) == pytest.approx(1.0, rel=0.5)
 
@@ -123,7 +123,7 @@ def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
             epochs.append({"key": name, "epoch": at, "step": end, "wire_bytes": sent[first:end].mean()})
     of_steps = order_and_type_columns("steps", pd.concat(lines)[: None if steps else 0])
     of_epochs = order_and_type_columns("epochs", pd.DataFrame(epochs))
-    return mean_sent_per_round(
+    return mean_bytes_and_messages_per_round(
         empty_frames()._replace(runs=order_and_type_columns("runs", runs), steps=of_steps, epochs=of_epochs)
     )
 
@@ -176,7 +176,7 @@ def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
         left = warm_steps(frames, key)
         assert set(left.steps["step"]) == kept
         assert (left.n, left.dropped, left.again) == (len(kept), 4, later)
-    assert resumed_steps({}) == []
-    assert resumed_steps({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
+    assert effective_resumption_steps({}) == []
+    assert effective_resumption_steps({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
     short = interrupted(tmp_path, 8, 4)  # nothing but interruptions: some steps are kept
     assert warm_steps(short, short.runs["key"].iloc[0]).n == 4

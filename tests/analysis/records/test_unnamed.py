@@ -21,7 +21,7 @@ from tests.analysis import synthetic
 
 def rewritten(attempt: Attempt, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Attempt:
     """Return the attempt as it would be if each line of its logs had been written like this."""
-    for path in attempt.rank_paths():
+    for path in attempt.find_rank_logs():
         lines = [json.dumps(change(json.loads(line))) for line in path.read_text().splitlines()]
         path.write_text("\n".join(lines) + "\n")
     attempt.update_manifest(files=attempt.size_and_digest_by_log())
@@ -64,7 +64,7 @@ def test_it_is_seen_as_soon_as_it_is_written_and_survives_collecting(
         assert set(zip(numbers["parts.a"], numbers["parts.b"], strict=True)) == {(0.5, "[1, 2]")}
         assert set(frames.steps.loc[frames.steps["key"] == words.key, "queue"]) == {"long"}
         assert frames.epochs["val_f1"].tolist() == [0.25, 0.5]
-    assert columns.find_field("steps", "queue") is None
+    assert columns.find_column_description("steps", "queue") is None
     before, after = (
         frames.steps.drop(columns="queue").sort_values(["key", "rank", "step"], ignore_index=True)
         for frames in (written, collected)
@@ -90,7 +90,7 @@ def test_a_number_is_found_under_the_name_that_it_has_now(store: Store, tmp_path
     synthetic.timed(store, synthetic.config("topk"))
     synthetic.learned(store, synthetic.learning_config("topk", epochs=2))
     before = synthetic.frames_of(store)
-    for attempt in store.newest_valid_attempts():
+    for attempt in store.list_newest_valid_attempts():
         rewritten(attempt, older)
     collect(store, tmp_path / "records")
     for frames in (synthetic.frames_of(store), analysis.load(tmp_path)):

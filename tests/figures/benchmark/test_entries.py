@@ -151,10 +151,10 @@ def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
         {"task.lr": 0.123, "method.density": 0.1},  # of another entry
         {"task.lr": 0.123},
     ):
-        attempt = entering.folders.store.begin_attempt(entering.config(Run({**trial, **changed})))
+        attempt = entering.folders.store.create_attempt(entering.config(Run({**trial, **changed})))
         is_refused = [*changed] == ["task.lr"]
         refusal = pytest.raises(Unfair, match="beyond its 8 trials") if is_refused else nullcontext()
-        with mock.patch.object(Store, "newest_valid_attempts", return_value=[attempt]), refusal:
+        with mock.patch.object(Store, "list_newest_valid_attempts", return_value=[attempt]), refusal:
             entering.check_trials()
 
 

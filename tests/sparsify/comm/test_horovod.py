@@ -82,7 +82,7 @@ def run(results: Path, *words: str, how: str, workers: int) -> subprocess.Comple
 def losses_and_weights(runs: Path) -> tuple[Tensor, str]:
     """Return the losses of the one run in a folder, by rank and step, and the digest of its final weights."""
     store = Store(runs)
-    (attempt,) = store.newest_valid_attempts()
+    (attempt,) = store.list_newest_valid_attempts()
     assert attempt.manifest["agreed"]
     losses = [[line["loss"] for line in recorded(attempt, rank)] for rank in range(attempt.config["workers"])]
     return torch.tensor(losses, dtype=torch.float64), attempt.manifest["weights"]
@@ -116,7 +116,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(
     assert ours.shape == (workers, 5)
     assert weights == expected  # two addends have one order; gathered values are added in the order of ranks
     assert torch.equal(ours, theirs)
-    (real,) = Store(tmp_path / "horovod" / "runs").newest_valid_attempts()
+    (real,) = Store(tmp_path / "horovod" / "runs").list_newest_valid_attempts()
     for step in recorded(real, 0) if not how else ():
         assert step["phases"]["synchronize"] > 0
         assert not {"wait", "transfer"} & step["phases"].keys()
@@ -142,7 +142,7 @@ def test_processes_that_can_not_be_the_workers_are_told_why(tmp_path: Path) -> N
     for starter, words, sentence in rows:
         group = environment.LauncherGroup(starter, environment.WorkerPlace(0, 2, 0))
         with pytest.raises(ValueError, match=re.escape(sentence)):
-            connect.join_launched_group(
+            connect.join_external_group(
                 compose.resolve([*WORDS, *words]), group, tmp_path, torch.device("cpu")
             )
     with pytest.raises(ValueError, match="cluster=virtual runs all workers in one; take cluster=local"):
