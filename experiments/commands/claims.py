@@ -11,7 +11,7 @@ from analysis.records import parquet
 from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
-from experiments.commands._drawing import find_records, read_or_report_damage
+from experiments.commands._drawing import find_figure_records, read_or_report_damage
 from experiments.commands._messages import iterate_with_progress
 from experiments.commands._terminal import print_table
 from experiments.config.folders import ResultFolders
@@ -23,7 +23,7 @@ NOT_JUDGED = "not judged"
 PROFILES_BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # smoke only shows that everything runs
 
 
-class Answer(NamedTuple):
+class StatementAnswer(NamedTuple):
     """A statement, and one claim that answers it."""
 
     number: int
@@ -45,8 +45,8 @@ def claims() -> int:
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     items = iterate_with_progress(figures.shipped_items(), "figures")
     verdicts_by_item = {item: judge_best_profile(figures.load(item), folders, shipped) for item in items}
-    answers = list(list_answers(papers.statements().values(), verdicts_by_item))
-    print_table(Table("", pd.DataFrame(answers, columns=Answer._fields)))
+    answers = list(list_answers(papers.statements_by_id().values(), verdicts_by_item))
+    print_table(Table("", pd.DataFrame(answers, columns=StatementAnswer._fields)))
     print(json.dumps(count_answers(answers)))
     return 0
 
@@ -54,14 +54,14 @@ def claims() -> int:
 def judge_best_profile(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
     """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
     for profile in PROFILES_BEST_FIRST:
-        if profile in figure.profiles and (records := find_records(figure, profile, folders, shipped)):
+        if profile in figure.profiles and (records := find_figure_records(figure, profile, folders, shipped)):
             return figure.judge(records.frames)
     return figure.judge(empty_frames())
 
 
 def list_answers(
     statements: Iterable[papers.Statement], verdicts_by_item: Mapping[str, Sequence[Verdict]]
-) -> Iterator[Answer]:
+) -> Iterator[StatementAnswer]:
     """Yield the claims of all items that answer each statement; of one without an answer, the reason."""
     for statement in statements:
         is_answered = False
@@ -70,7 +70,7 @@ def list_answers(
             for verdict in verdicts_by_item[item]:
                 if statement.id in verdict.claim.answers:
                     is_answered = True
-                    yield Answer(
+                    yield StatementAnswer(
                         statement.number,
                         verdict.word,
                         f"{item}: {verdict.claim.text}",
@@ -79,10 +79,10 @@ def list_answers(
                         verdict.explanation or verdict.reason,
                     )
         if statement.why or not is_answered:
-            yield Answer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
+            yield StatementAnswer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
 
 
-def count_answers(answers: Sequence[Answer]) -> dict[str, object]:
+def count_answers(answers: Sequence[StatementAnswer]) -> dict[str, object]:
     """Return the numbers of statements, of answers, and of each verdict."""
     return {
         "statements": len({answer.number for answer in answers}),

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import tables
 from analysis.comparison import Comparison
 from analysis.pictures import captions, style
-from analysis.records.configs import select_distinguishing_leaves, run_key
+from analysis.records.configs import run_key, select_distinguishing_leaves
 from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE

@@ -6,16 +6,16 @@ from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id
 from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._messages import say
-from experiments.commands._named_runs import check_slurm_cluster
-from experiments.commands._run_table import load_runs
+from experiments.commands._named_runs import check_runs_are_for_slurm
+from experiments.commands._run_table import load_all_runs
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs_with_data
 from experiments.figures.runs import requested_runs
-from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_texts
-from experiments.launch.attempt import missing_requirements
-from experiments.launch.local import usable_cores
-from experiments.launch.progress_bar import labels_by_run
+from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_script_previews
+from experiments.launch.attempt import describe_missing_requirements
+from experiments.launch.local import count_usable_cores
+from experiments.launch.progress_bar import label_by_run_id
 from experiments.prediction.run_durations import (
     LIKE_THESE,
     ClusterCostModel,
@@ -41,9 +41,9 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         sbatch: show the scripts for sbatch.
         all: count also the runs that make a figure firmer, mostly with more seeds.
     """
-    name, configs = requested_runs(words, all)
+    name, configs = requested_runs(words, include_additional=all)
     try:
-        planned = plan_runs(configs, say)
+        planned = plan_runs_with_data(configs, say)
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
@@ -55,23 +55,23 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
             print(f"    {line}")
         print("`run` or `reproduce` with the same words makes them")
         return 0
-    check_slurm_cluster(planned)
+    check_runs_are_for_slurm(planned)
     in_blocks = planned[0].config.launch.block
     if sbatch:
         arrays = group_into_arrays(planned, in_blocks)
-        print("\n".join(sbatch_texts(arrays, folders, f"{name}-001")))
+        print("\n".join(sbatch_script_previews(arrays, folders, f"{name}-001")))
         return 0
-    for requirement in missing_requirements(planned):
+    for requirement in describe_missing_requirements(planned):
         say(f"before `submit`: {requirement}")
     todo = find_unmeasured_runs(planned, folders, say)
     print(f"{name} on {planned[0].config.cluster.name}: {len(planned)} runs, {len(todo)} not measured yet")
-    labels = labels_by_run(todo)
-    model = ClusterCostModel(load_runs(folders)) if todo else None
+    labels = label_by_run_id(todo)
+    model = ClusterCostModel(load_all_runs(folders)) if todo else None
     for number, array in enumerate(group_into_arrays(todo, in_blocks)):
         _print_array(number, array, labels)
         if model is not None:
-            print(f"    {model.describe_node_hours(array)}")
-            memory = model.describe_memory(array)
+            print(f"    {model.describe_expected_node_hours(array)}")
+            memory = model.describe_expected_memory(array)
             if memory:
                 print(f"    memory: {memory}, as the largest like these had")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
@@ -80,7 +80,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
 
 def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) -> Iterator[str]:
     """Yield lines on the expected duration and memory of runs of this machine, and their basis."""
-    model = DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
+    model = DurationModel(load_all_runs(folders), Machine(cpu_model(), count_usable_cores()))
     estimates = [(run, model.estimate(run.config)) for run in todo]
     estimated_runs = [(run, estimate) for run, estimate in estimates if estimate]
     if estimated_runs:
@@ -89,7 +89,7 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
             run,
             estimate,
         ) in estimated_runs:  # a timed run takes all of the machine, another the cores that it needs
-            share = 1.0 if run.is_timing else min(1.0, run.num_cores / usable_cores())
+            share = 1.0 if run.is_timing else min(1.0, run.num_cores / count_usable_cores())
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
@@ -97,7 +97,7 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
         if largest_gib:
             yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in estimates if not estimate]
-    num_comparable = sum(model.find_comparable(config) is not None for config in unknown)
+    num_comparable = sum(model.find_comparable_runs(config) is not None for config in unknown)
     num_unlike = len(unknown) - num_comparable
     if num_unlike:
         yield f"not known of {format_count(num_unlike, 'runs')}: none {LIKE_THESE} was measured"

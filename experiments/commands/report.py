@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.records import parquet
-from analysis.records.attempts import load_valid_attempts, batch_runs_by_log_size
+from analysis.records.attempts import batch_runs_by_log_size, load_valid_attempts
 from analysis.records.files import NO_LINK, DamagedFileError, is_plain_file
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE

@@ -111,7 +111,7 @@ def reproduce_figure(
             early_pictures.draw(at_once=True)
             raise
         except RunFailed as failure:
-            if POLICIES[failure.kind].stops:
+            if POLICIES[failure.kind].stops_waiting_runs:
                 raise
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:

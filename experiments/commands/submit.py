@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._messages import say
-from experiments.commands._named_runs import check_slurm_cluster
+from experiments.commands._named_runs import check_runs_are_for_slurm
 from experiments.config import grid
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import plan_runs
-from experiments.figures.runs import register_claim_rules, requested_runs
+from experiments.config.plan import plan_runs_with_data
+from experiments.figures.runs import attach_claim_rules, requested_runs
 from experiments.launch import submission
 
 GROUP = "cluster"
@@ -24,12 +24,12 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
         force: measure again what is already measured (earlier attempts are kept).
         yes: accept a grid of more than 1,000 runs.
     """
-    name, configs = requested_runs(words, all, yes)
-    planned = register_claim_rules(plan_runs(configs, say), words)
-    check_slurm_cluster(planned)
+    name, configs = requested_runs(words, include_additional=all, allow_many=yes)
+    planned = attach_claim_rules(plan_runs_with_data(configs, say), words)
+    check_runs_are_for_slurm(planned)
     folders = ResultFolders()
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
-    sweep = submission.submit_missing(planned, folders, name, words, say, force)
+    sweep = submission.submit_missing_runs(planned, folders, name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured, under way or left alone")
         return 0

@@ -7,12 +7,12 @@ What an item holds against its records is data of its paper, papers/<paper>.yaml
 number, the rule, and the statements that it answers. The item says how its own value is computed:
 
     def claims() -> list[Claim]:
-        return [claim("yoon2022.fig4.compression-dominates", dominance, "topk")]  # dominance(frames, "topk")
+        return [make_claim("yoon2022.fig4.compression-dominates", dominance, "topk")]
 
 Its caption is there, too, under `words`; what that leaves open in braces the item's `facts` give. Everywhere
 else the claim goes by its id, fig4.compression-dominates, so its text may be reworded. Claims of one family
-are one entry: `of_methods(name, function, METHODS)`. Figures of one's own may write `Claim(text=..., ...)`,
-which without an id has one that its text gives, and `caption`.
+are one entry: `make_claims_by_method(name, function, METHODS)`. Figures of one's own may write
+`Claim(text=..., ...)`, which without an id has one that its text gives, and `caption`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def files_by_item() -> dict[str, Path]:
     """
     files = _files_by_full_name()
     short_names = [full_name.partition("/")[2] for full_name in files]
-    paper_names = papers.names()
+    paper_names = papers.paper_names()
     files_by_item = {}
     for full_name, path in files.items():
         paper, _, short_name = full_name.partition("/")
@@ -53,7 +53,7 @@ def files_by_item() -> dict[str, Path]:
 
 def shipped_items() -> list[str]:
     """Return the items of the papers that the repository reproduces; the others are a user's own."""
-    paper_names = papers.names()
+    paper_names = papers.paper_names()
     return [item for item, path in files_by_item().items() if _paper_of(path) in paper_names]
 
 
@@ -61,9 +61,11 @@ def items_in_reading_order() -> list[str]:
     """Return all items: those of the main paper in its order, of the others, of none, one's own."""
     papers_by_item = {item: _paper_of(path) for item, path in files_by_item().items()}
     ordered = list[str]()
-    for paper in sorted(papers.names(), key=lambda name: (name != MAIN_PAPER, not papers.bibtex(name), name)):
+    for paper in sorted(
+        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.paper_bibtex(name), name)
+    ):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
-        order = papers.order(paper)
+        order = papers.items_in_paper_order(paper)
         ordered += sorted(of_paper, key=lambda item: order.index(item) if item in order else len(order))
     return [*ordered, *(item for item in papers_by_item if item not in ordered)]
 
@@ -71,14 +73,14 @@ def items_in_reading_order() -> list[str]:
 def paper_label(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
     paper = _paper_of(files_by_item()[item])
-    return papers.called(paper) or (BEYOND_PAPERS if paper in papers.names() else "")
+    return papers.citation_label(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
 
 
 def find_item(word: str) -> str:
     """Return the item that somebody asks for, by its short or its whole name.
 
     Raises:
-        ValueError: there is none, which lists what there is; or two have this short name.
+        ValueError: no item has this name, which lists what there is; or two have this short name.
     """
     files = _files_by_full_name()
     matches = {full: path for full, path in files.items() if word in (full, full.partition("/")[2])}
@@ -93,8 +95,8 @@ def find_item(word: str) -> str:
     return next(item for item, path in files_by_item().items() if path == match)
 
 
-def item_of_prefix(prefix: str) -> str:
-    """Return the item whose files' names begin so."""
+def item_of_file_prefix(prefix: str) -> str:
+    """Return the item whose files' names begin with the prefix; without one the prefix itself."""
     return next((item for item in files_by_item() if file_prefix(item) == prefix), prefix)
 
 

@@ -14,7 +14,7 @@ from analysis.stats import Estimate, final_difference, final_mean, lasting_lead_
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures._runs import list_settings
+from experiments.figures._runs import setting_values_text
 
 PUBLISHED_COLUMNS = {"val_loss": "val_loss", "val_top1": "top1"}  # by our name of a column
 ENDS = {"val_loss": "yoon2022.val-loss", "val_top1": "yoon2022.top1"}  # where the paper's trainings end
@@ -25,50 +25,60 @@ ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the 
 KeyFinder = Callable[[Frames, str], list[str]]  # the trainings that go by a name
 
 
-class Seeds(NamedTuple):
-    """Runs that differ in their seed only."""
+class SeedReplicates(NamedTuple):
+    """Runs that differ in their seed only, their look, and the published curve beside them."""
 
     look: style.MethodStyle
-    keys: list[str]
-    method: str  # of the published curve below it; empty where none was made like these
+    run_keys: list[str]
+    published_method: str  # of the published curve below it; empty where none was made like these
 
 
-def seeds_by_method(frames: Frames) -> dict[str, Seeds]:
-    """Return the runs of each method."""
+def replicates_by_method(frames: Frames) -> dict[str, SeedReplicates]:
+    """Return the runs of each method that has any, the paper's first.
+
+    Raises:
+        ValueError: none has.
+    """
     return {
-        method: Seeds(style.method_style(method), yoon2022.method_keys(frames, method), method)
+        method: SeedReplicates(style.method_style(method), yoon2022.method_run_keys(frames, method), method)
         for method in yoon2022.measured_methods(frames)
     }
 
 
-def draw_curves(frames: Frames, lines: Mapping[str, Seeds], columns: Mapping[str, str]) -> plots.Figure:
+def draw_curves_and_ends(
+    frames: Frames, replicates: Mapping[str, SeedReplicates], axis_labels_by_column: Mapping[str, str]
+) -> plots.Figure:
     """Draw columns against optimiser steps (left, wide), and at the end (right); a row per column.
 
     Args:
-        columns: of the epochs, with the label of the axis.
+        replicates: by the name of their method.
+        axis_labels_by_column: the columns of the epochs that are drawn.
     """
     panels = []
-    last = list(columns)[-1]
-    for column in columns:
-        panels.append(_curves_panel(frames, lines, column, column == last))
-        panels.append(_ends_panel(frames, lines, column, column == last))
+    last = list(axis_labels_by_column)[-1]
+    for column in axis_labels_by_column:
+        panels.append(_curves_panel(frames, replicates, column, column == last))
+        panels.append(_ends_panel(frames, replicates, column, column == last))
     return plots.compose_figure(
-        panels, 2.6 * len(columns) + 0.3, rows=len(columns), ylabel=list(columns.values()),
+        panels, 2.6 * len(axis_labels_by_column) + 0.3, rows=len(axis_labels_by_column),
+        ylabel=list(axis_labels_by_column.values()),
         loc="outside upper center", sharex="col", sharey="row", width_ratios=(3.2, 1),
     )  # fmt: skip
 
 
-def _curves_panel(frames: Frames, lines: Mapping[str, Seeds], column: str, is_last: bool) -> plots.Panel:
+def _curves_panel(
+    frames: Frames, replicates: Mapping[str, SeedReplicates], column: str, is_last: bool
+) -> plots.Panel:
     """Return our curves, the published ones, and where the learning rate falls."""
     axes: dict[str, Any] = {"xlim": (0, 1.01 * float(frames.epochs["step"].max()))}
     if column.endswith("loss"):
         axes |= {"log": LOG_TICKS, "ylim": (BELOW * LOG_TICKS[0], ABOVE * LOG_TICKS[-1])}
     curves = []
-    for line in lines.values():
-        table = mean_curve(frames, line.keys, column)
+    for line in replicates.values():
+        table = mean_curve(frames, line.run_keys, column)
         curves.append(plots.Curve(line.look, table["step"], table))
     panels = [plots.curves_panel(curves, xlabel="Optimiser steps" * is_last, **axes)]
-    for method in filter(None, dict.fromkeys(line.method for line in lines.values())):
+    for method in filter(None, dict.fromkeys(line.published_method for line in replicates.values())):
         band = published.mean_and_range_over_machines(method, PUBLISHED_COLUMNS[column])
         steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
         draw_published = plots.panel_maker(marks.draw_published_curve)
@@ -83,44 +93,51 @@ def _curves_panel(frames: Frames, lines: Mapping[str, Seeds], column: str, is_la
 
 @plots.panel_maker
 def _ends_panel(
-    axes: plots.Axes, /, frames: Frames, lines: Mapping[str, Seeds], column: str, is_last: bool
+    axes: plots.Axes, /, frames: Frames, replicates: Mapping[str, SeedReplicates], column: str, is_last: bool
 ) -> None:
     """Draw each seed's last value, their mean and interval, and the published jobs'."""
-    for place, line in enumerate(lines.values()):
-        ends = [final_mean(frames, [key], column) for key in line.keys]
+    for place, line in enumerate(replicates.values()):
+        ends = [final_mean(frames, [key], column) for key in line.run_keys]
         marks.draw_samples(axes, place - ASIDE, [end.value for end in ends if end], line.look)
-        if (mean := final_mean(frames, line.keys, column)) and mean.low is not None:
+        mean = final_mean(frames, line.run_keys, column)
+        if mean and mean.low is not None:
             marks.draw_mean_mark(axes, place - ASIDE / 3, mean, line.look)
-        if line.method:
-            jobs = published.column_by_machine(line.method, PUBLISHED_COLUMNS[column])
+        if line.published_method:
+            jobs = published.column_by_machine(line.published_method, PUBLISHED_COLUMNS[column])
             marks.draw_published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
     if is_last:
-        plots.set_place_labels(axes, [line.look.label for line in lines.values()])
-        axes.set(xlabel="At the end", xlim=(-0.6, len(lines) - 0.4))
-        axes.tick_params(axis="x", **({"labelsize": 6} if len(lines) > 3 else {}))
+        plots.set_place_labels(axes, [line.look.label for line in replicates.values()])
+        axes.set(xlabel="At the end", xlim=(-0.6, len(replicates) - 0.4))
+        axes.tick_params(axis="x", **({"labelsize": 6} if len(replicates) > 3 else {}))
     axes.grid(True, axis="y")
 
 
-def table_of_ends(frames: Frames, lines: Mapping[str, Seeds], columns: Mapping[str, str]) -> Table:
+def final_values_table(
+    frames: Frames, replicates: Mapping[str, SeedReplicates], units_by_column: Mapping[str, str]
+) -> Table:
     """Return where each method ends, and where the paper's did.
 
     Args:
-        columns: of the epochs, each with its unit.
+        replicates: by the name of their method.
+        units_by_column: the columns of the epochs that the table has.
     """
     rows = []
-    for line in lines.values():
-        ours = {WORDS[column]: final_mean(frames, line.keys, column) for column in columns}
+    for line in replicates.values():
+        ours = {WORDS[column]: final_mean(frames, line.run_keys, column) for column in units_by_column}
         theirs = {
-            f"{WORDS[column]}, paper": papers.value(ENDS[column]).get(line.method) for column in columns
+            f"{WORDS[column]}, paper": papers.published_value(ENDS[column]).get(line.published_method)
+            for column in units_by_column
         }
-        rows.append({"method": line.look.label, **ours, **theirs, "seeds": len(line.keys)})
+        rows.append({"method": line.look.label, **ours, **theirs, "seeds": len(line.run_keys)})
     units = {
-        f"{WORDS[column]}{suffix}": unit for column, unit in columns.items() for suffix in ("", ", paper")
+        f"{WORDS[column]}{suffix}": unit
+        for column, unit in units_by_column.items()
+        for suffix in ("", ", paper")
     }
     return Table.from_rows("At the end of the training", rows, units)
 
 
-def facts(frames: Frames) -> dict[str, str]:
+def convergence_facts(frames: Frames) -> dict[str, str]:
     """Return densities and clock of the trainings, and what the logarithmic axis cuts."""
     warm = [
         text for text in captions.distinct_values(frames, "method.density_warmup") if text not in ("[]", "")
@@ -132,21 +149,21 @@ def facts(frames: Frames) -> dict[str, str]:
     highest = max(float(table.max().max()) for table in losses)
     is_cut = highest > ABOVE * LOG_TICKS[-1]
     return {
-        "densities": list_settings(frames, "method.density"),
+        "densities": setting_values_text(frames, "method.density"),
         "raised": f", raised to at least {captions.join_words(warm)} in the first epochs" * bool(warm),
         "epoch": f" An epoch of this clock has {clock} steps, as theirs." * bool(clock),
         "cut": f" The axis is cut: a published job rises to {format_number(highest)}." * is_cut,
     }
 
 
-def final_gap(
+def final_value_gap(
     frames: Frames,
     above: str,
     below: str,
     column: str = "val_top1",
-    find_keys: KeyFinder = yoon2022.method_keys,
+    find_keys: KeyFinder = yoon2022.method_run_keys,
 ) -> Estimate | None:
-    """Return the difference between where one method ends and where another does."""
+    """Return a column at the end of one method's trainings less that of another's, paired by seed."""
     return final_difference(frames, find_keys(frames, above), find_keys(frames, below), column)
 
 
@@ -155,51 +172,56 @@ def overtaking_step(
     above: str,
     below: str,
     column: str = "val_top1",
-    find_keys: KeyFinder = yoon2022.method_keys,
+    find_keys: KeyFinder = yoon2022.method_run_keys,
 ) -> Estimate | None:
     """Return the step from which on one method stays above another."""
     return lasting_lead_step(frames, find_keys(frames, above), find_keys(frames, below), column)
 
 
-def method_end(frames: Frames, method: str, column: str) -> Estimate | None:
-    """Return the last value of a method."""
-    return final_mean(frames, yoon2022.method_keys(frames, method), column)
+def mean_final_value(frames: Frames, method: str, column: str) -> Estimate | None:
+    """Return a column at the end of a method's trainings, the mean over seeds."""
+    return final_mean(frames, yoon2022.method_run_keys(frames, method), column)
 
 
-def end_claims(name: str, column: str) -> list[Claim]:
+def final_value_claims(name: str, column: str) -> list[Claim]:
     """Return the claims that every method of the paper ends where it did there."""
-    spread = yoon2022.replicate_spread(column)
-    return papers.of_methods(name, method_end, yoon2022.METHODS, column, tolerance=spread)
+    spread = yoon2022.published_replicate_spread(column)
+    return papers.make_claims_by_method(name, mean_final_value, yoon2022.METHODS, column, tolerance=spread)
 
 
-def gap_claim(
-    name: str, above: str, below: str, column: str, find_keys: KeyFinder = yoon2022.method_keys, **fields: Any
+def final_gap_claim(
+    name: str,
+    above: str,
+    below: str,
+    column: str,
+    find_keys: KeyFinder = yoon2022.method_run_keys,
+    **fields: Any,
 ) -> Claim:
     """Return the claim that one method ends above another, by more than chance or as there.
 
     Args:
-        fields: as in `papers.claim`.
+        fields: as in `papers.make_claim`.
     """
     chance: dict[str, Any] = {
         "spread": yoon2022.GAP_SPREAD,
-        "tolerance": yoon2022.replicate_gap_spread(column),
+        "tolerance": yoon2022.published_replicate_gap_spread(column),
     }
-    return papers.claim(name, final_gap, above, below, column, find_keys, **chance | fields)
+    return papers.make_claim(name, final_value_gap, above, below, column, find_keys, **chance | fields)
 
 
-def order_claims(find_keys: KeyFinder = yoon2022.method_keys, at: str = "") -> list[Claim]:
+def fig3_order_claims(find_keys: KeyFinder = yoon2022.method_run_keys, condition: str = "") -> list[Claim]:
     """Return the claims on the ends in Fig. 3: Top-k close to dense and below, Random-k clearly below Top-k.
 
     Args:
         find_keys: finds a method's trainings.
-        at: of Top-k, where that must be said.
+        condition: of Top-k, where that must be said: ' at density 0.001'.
     """
     column = "val_top1"
-    flips: dict[str, Any] = {"at": at, "settles_at": overtaking_step}
+    flips: dict[str, Any] = {"at": condition, "settles_at": overtaking_step}
     return [
-        gap_claim("yoon2022.fig3.topk-ends-close", "dense", "topk", column, find_keys, at=at),
-        gap_claim(
+        final_gap_claim("yoon2022.fig3.topk-ends-close", "dense", "topk", column, find_keys, at=condition),
+        final_gap_claim(
             "yoon2022.fig3.dense-ends-above", "dense", "topk", column, find_keys, tolerance=0.0, **flips
         ),
-        gap_claim("yoon2022.fig3.randomk-ends-below", "topk", "randomk", column, find_keys, **flips),
+        final_gap_claim("yoon2022.fig3.randomk-ends-below", "topk", "randomk", column, find_keys, **flips),
     ]

@@ -57,7 +57,7 @@ def mean_ratio_over_launches(above: pd.Series[float], below: pd.Series[float]) -
 
 
 class BreakEvenBandwidths(NamedTuple):
-    """Bandwidths in Gbit/s at which a ratio is 1, by launch; `BELOW` or `ABOVE` outside the links."""
+    """Bandwidths at which a ratio is 1, by launch; `BELOW_LINKS` or `ABOVE_LINKS` outside the links."""
 
     gbit_s: pd.Series[float]
     link_gbit_s: pd.DataFrame  # bandwidths of the links: (launches, links)
@@ -131,7 +131,7 @@ def mean_break_even_ratio(
 
 
 def interpolate_break_even_gbit_s(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> float:
-    """Return the bandwidth at which a ratio of step times is 1, or `BELOW` or `ABOVE` all of them.
+    """Return the bandwidth at which a ratio of step times is 1; outside them `BELOW_LINKS` or `ABOVE_LINKS`.
 
     Linear in both logarithms between the two bandwidths around it, once the ratios are made to rise: a
     faster link helps dense more, so what falls is noise.

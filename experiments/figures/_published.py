@@ -22,7 +22,7 @@ def exact_estimate(frames: Frames, value: float, count: int) -> Estimate:
     return Estimate.exact(value, count, PRINTED)
 
 
-def step_ratio(slower: JobName, quicker: JobName) -> Estimate:
+def validation_free_step_ratio(slower: JobName, quicker: JobName) -> Estimate:
     """Return the ratio of the times of an iteration of two jobs, without validation."""
     steps = (validation_free_step_ms(JOB_BY_GPU_AND_METHOD[job]) for job in (slower, quicker))
     return combine_estimates(lambda long, short: long / short, *steps)

@@ -36,7 +36,7 @@ def setting_axis(key: str, values: Iterable[Any]) -> list[RunSettings]:
     return [{key: value} for value in values]
 
 
-def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str, RunSettings]:
+def with_density_except_dense(methods: Mapping[str, RunSettings], density: float) -> dict[str, RunSettings]:
     """Return the methods, all but dense at this density."""
     return {
         name: settings if name == "dense" else {**settings, "method.density": density}
@@ -44,7 +44,7 @@ def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str
     }
 
 
-def list_settings(frames: Frames, column: str) -> str:
+def setting_values_text(frames: Frames, column: str) -> str:
     """Return the values of a setting among the runs in words: '0.01 and 0.1'."""
     values = captions.distinct_values(frames, column)
     return captions.join_words(value if isinstance(value, str) else format_number(value) for value in values)
@@ -60,7 +60,7 @@ def profile_settings(item: str, profile: str) -> RunSettings:
     return profile_entry(_settings("scales")[item], profile)
 
 
-def variant_settings(item: str) -> Mapping[str, RunSettings]:
+def settings_by_variant(item: str) -> Mapping[str, RunSettings]:
     """Return the settings in which each of an item's variants differs, from variants.yaml."""
     return _settings("variants")[item]
 

@@ -29,15 +29,15 @@ from analysis.stats import (
 from experiments.config.run import Run, RunOrWords, RunSettings
 from experiments.figures import _runs
 from experiments.figures._runs import profile_settings
-from experiments.figures.papers import value
+from experiments.figures.papers import published_value
 
 METHODS = ("dense", "topk", "randomk")
 PAPER = "Yoon and Oh 2022 (VGG-16, A100 and V100)"
 STEPS_PER_EPOCH = 49
 BLOCK_FACTS = {"blocks": BLOCKS}  # what captions tell of intervals
 
-TIMING_SCALE = value("yoon2022.scale.timing")
-TRAINING_SCALE = value("yoon2022.scale.training")
+TIMING_SCALE = published_value("yoon2022.scale.timing")
+TRAINING_SCALE = published_value("yoon2022.scale.training")
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # With --all: the shipped figures have them.
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
@@ -50,37 +50,37 @@ def timing_runs(
     profile: str,
     mode: str,
     variants: Mapping[str, RunSettings] | None = None,
-    more: RunOrWords = (),
-    item: str = "timing",
+    overrides: RunOrWords = (),
+    scale_item: str = "timing",
 ) -> list[Run]:
     """Return the run in which these variants take turns.
 
     In the mode `as_published` it validates inside its timed loop, as theirs.
 
     Args:
-        variants: by default those of the item in variants.yaml.
-        more: settings for all of them.
-        item: whose entry in scales.yaml says how profiles scale it.
+        variants: by default those of `timing` in variants.yaml.
+        overrides: settings for all of them.
+        scale_item: whose entry in scales.yaml says how profiles scale it.
     """
     validate = "epoch" if mode == "as_published" else "never"
-    shared = recipe_run(profile, profile_settings(item, profile)) | {
+    shared = recipe_run(profile, profile_settings(scale_item, profile)) | {
         "train.validate": validate,
         "timing.mode": mode,
     }
-    return [Run((shared | more).settings, variants or _runs.variant_settings(item))]
+    return [Run((shared | overrides).settings, variants or _runs.settings_by_variant("timing"))]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
     """Return one whole training per method and seed."""
     shared = recipe_run(profile, profile_settings("convergence", profile))
     return [
-        shared | {"method": method, **small_density(method, profile), "seed": seed}
+        shared | {"method": method, **small_model_density(method, profile), "seed": seed}
         for seed in seeds[profile]
         for method in METHODS
     ]
 
 
-def small_density(method: str, profile: str) -> RunSettings:
+def small_model_density(method: str, profile: str) -> RunSettings:
     """Return the density of a sparse method where the model is small, which only the profile paper's is not.
 
     0.001 of 34,058 parameters would be 34 numbers a step.
@@ -88,20 +88,20 @@ def small_density(method: str, profile: str) -> RunSettings:
     return {"method.density": 0.01} if profile != "paper" and method != "dense" else {}
 
 
-def small_model_variants(item: str, profile: str) -> dict[str, RunSettings]:
+def small_model_settings_by_variant(item: str, profile: str) -> dict[str, RunSettings]:
     """Return an item's variants, with a density for small models."""
     return {
-        name: {**settings, **small_density(settings["method"], profile)}
-        for name, settings in _runs.variant_settings(item).items()
+        name: {**settings, **small_model_density(settings["method"], profile)}
+        for name, settings in _runs.settings_by_variant(item).items()
     }
 
 
-def bucketed_variants(item: str, profile: str) -> dict[str, RunSettings]:
+def bucketed_settings_by_variant(item: str, profile: str) -> dict[str, RunSettings]:
     """Return an item's variants, those with buckets in the size that suits the profile's model."""
     buckets = profile_settings("buckets", profile)
     return {
         name: {**settings, **buckets} if "-buckets" in name else settings
-        for name, settings in _runs.variant_settings(item).items()
+        for name, settings in _runs.settings_by_variant(item).items()
     }
 
 
@@ -114,7 +114,7 @@ def recipe_run(profile: str, settings: RunSettings) -> Run:
 
 
 @cache_by_frames
-def method_keys(frames: Frames, method: str, mode: str = "") -> list[str]:
+def method_run_keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     """Return the runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
         return []
@@ -133,8 +133,8 @@ def measured_methods(frames: Frames, mode: str = "") -> list[str]:
     Raises:
         ValueError: none has.
     """
-    names = dict.fromkeys((*METHODS, *map(method_id, to_dicts(frames.runs))))
-    methods = [method for method in names if method_keys(frames, method, mode)]
+    candidates = dict.fromkeys((*METHODS, *map(method_id, to_dicts(frames.runs))))
+    methods = [method for method in candidates if method_run_keys(frames, method, mode)]
     if not methods:
         raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")
     return methods
@@ -143,46 +143,53 @@ def measured_methods(frames: Frames, mode: str = "") -> list[str]:
 # --- what is measured: functions of frames and of the methods that a claim names (`Claim.of`)
 
 
-def method_speed(frames: Frames, method: str, mode: str = "") -> Estimate | None:
+def method_samples_per_s(frames: Frames, method: str, mode: str = "") -> Estimate | None:
     """Return the samples per second of all workers."""
-    return samples_per_second(frames, method_keys(frames, method, mode))
+    return samples_per_second(frames, method_run_keys(frames, method, mode))
 
 
-def step_ratio(
+def step_time_ratio_to_baseline(
     frames: Frames, method: str, baseline: str = "dense", mode: str = "production"
 ) -> Estimate | None:
     """Return the time of an iteration of a method over that of another."""
-    return step_time_ratio(frames, method_keys(frames, method, mode), method_keys(frames, baseline, mode))
+    return step_time_ratio(
+        frames, method_run_keys(frames, method, mode), method_run_keys(frames, baseline, mode)
+    )
 
 
-def percent_longer(frames: Frames, method: str, baseline: str = "dense") -> Estimate | None:
+def step_percent_longer(frames: Frames, method: str, baseline: str = "dense") -> Estimate | None:
     """Return by how many percent an iteration of a method is longer, nothing synchronising inside it."""
-    ratio = step_ratio(frames, method, baseline)
+    ratio = step_time_ratio_to_baseline(frames, method, baseline)
     return ratio and ratio.percent_above_one()
 
 
-def method_phase_estimate(
+def sum_in_ms(*seconds: Any) -> Any:
+    """Return the sum of times in seconds, in milliseconds."""
+    return 1e3 * sum(seconds)
+
+
+def estimate_phase_statistic(
     frames: Frames,
     method: str,
-    names: Sequence[str],
-    statistic: Callable[..., Any] = lambda *seconds: 1e3 * sum(seconds),
+    phases: Sequence[str],
+    statistic: Callable[..., Any] = sum_in_ms,
     bounds: Bounds = POSITIVE,
     mode: str = "serialised",
 ) -> Estimate | None:
     """Return a statistic of the seconds of these phases: by default milliseconds of all together."""
-    return phase_statistic(frames, method_keys(frames, method, mode), names, statistic, bounds)
+    return phase_statistic(frames, method_run_keys(frames, method, mode), phases, statistic, bounds)
 
 
 def extra_phase_ms(
-    frames: Frames, method: str, baseline: str, names: Sequence[str], mode: str = "serialised"
+    frames: Frames, method: str, baseline: str, phases: Sequence[str], mode: str = "serialised"
 ) -> Estimate | None:
     """Return the milliseconds by which these phases together take longer than the baseline's."""
-    keys, baseline_keys = (method_keys(frames, name, mode) for name in (method, baseline))
-    difference = phase_seconds_difference(frames, keys, baseline_keys, names)
+    keys, baseline_keys = (method_run_keys(frames, name, mode) for name in (method, baseline))
+    difference = phase_seconds_difference(frames, keys, baseline_keys, phases)
     return difference and difference.scale_by(1e3)
 
 
-def subtract(estimate: Estimate, amount: float) -> Estimate:
+def subtract_exact(estimate: Estimate, amount: float) -> Estimate:
     """Return an estimate less an exact number."""
     low, high = (None if edge is None else edge - amount for edge in (estimate.low, estimate.high))
     return estimate._replace(value=estimate.value - amount, low=low, high=high)
@@ -191,21 +198,21 @@ def subtract(estimate: Estimate, amount: float) -> Estimate:
 # --- when a claim holds
 
 
-def replicate_spread(column: str, workers: int = 8) -> float:
+def published_replicate_spread(column: str, workers: int = 8) -> float:
     """Return the distance at which another run of theirs may end from the published one, at 95 %.
 
     Student's quantile times the standard deviation within the pairs of their replicates with so many
     workers, which has as many degrees of freedom as there are pairs. Runs with another number of workers end
     elsewhere, and are not pooled with them.
     """
-    pairs = np.array(list(value("yoon2022.replicates")[column][workers].values()))
+    pairs = np.array(list(published_value("yoon2022.replicates")[column][workers].values()))
     deviation = math.sqrt(float(((pairs[:, 0] - pairs[:, 1]) ** 2).mean()) / 2)
     return student_quantile(len(pairs)) * deviation
 
 
-def replicate_gap_spread(column: str) -> float:
+def published_replicate_gap_spread(column: str) -> float:
     """Return the distance by which the difference of two methods may vary, each of which was run once."""
-    return math.sqrt(2) * replicate_spread(column)
+    return math.sqrt(2) * published_replicate_spread(column)
 
 
 GAP_SPREAD = "give or take what the difference of two runs may vary by, at 95 %, by their replicates."
@@ -219,20 +226,20 @@ def job_label(gpu: str, method: str, separator: str = " ") -> str:
     return f"{method_style(method).label}{separator}8 {gpu}"
 
 
-def published_results() -> dict[str, PublishedResult]:
+def published_results_by_method() -> dict[str, PublishedResult]:
     """Return the results of their sparse methods beside dense, on 8 A100s."""
-    top1 = value("yoon2022.top1")
+    top1 = published_value("yoon2022.top1")
     results = {}
     for method in METHODS[1:]:
-        parts = published_phases_ms(method)
+        parts = published_ms_by_phase(method)
         selecting = 100 * parts["select"] / sum(parts.values())
         lost = top1["dense"] - top1[method]
-        results[method] = PublishedResult(value("yoon2022.ratio")[method], selecting, lost)
+        results[method] = PublishedResult(published_value("yoon2022.ratio")[method], selecting, lost)
     return results
 
 
-def published_phases_ms(method: str) -> dict[str, float]:
+def published_ms_by_phase(method: str) -> dict[str, float]:
     """Return the parts of their bar by our names of phases, and what it leaves out of the whole."""
-    parts = dict(value(f"yoon2022.iteration.{method}"))
+    parts = dict(published_value(f"yoon2022.iteration.{method}"))
     total = parts.pop("total")
     return parts | {"unaccounted": total - sum(parts.values())}

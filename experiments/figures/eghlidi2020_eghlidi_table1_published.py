@@ -18,18 +18,20 @@ from analysis.records.frames import Frames
 from analysis.tables import Table
 from experiments.figures import papers
 from experiments.figures._published import exact_estimate, no_runs
-from experiments.figures.papers import claim
+from experiments.figures.papers import make_claim
 
 TITLE = "Test accuracies of Eghlidi and Jaggi's Table 1, and their statements on them"
 SCALE = {
     "task.name": "resnet18_cifar10", "task.batch_size": 128, "train.epochs": 300, "method.density": 0.01,
 }  # fmt: skip
-TABLE: dict[str, dict[str, dict[int, float]]] = papers.value("eghlidi2020.top1")  # scheme, scope, workers
+TABLE: dict[str, dict[str, dict[int, float]]] = papers.published_value(
+    "eghlidi2020.top1"
+)  # scheme, scope, workers
 SCOPES, WORKERS = ("layer-wise", "global"), (1, 2, 4, 8)
 SPARSE = tuple(TABLE)[1:]
 LOOKS = {
     name: style.MethodStyle(name, colour, marker, "")
-    for name, (colour, marker) in papers.item("eghlidi2020.eghlidi-table1-published")["looks"].items()
+    for name, (colour, marker) in papers.item_data("eghlidi2020.eghlidi-table1-published")["looks"].items()
 }
 SHOWN = (  # scope, its title, and the accuracies
     (0, "layer-wise selection", (90, 95)), (1, "global selection", (76, 96)),
@@ -43,85 +45,99 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         plots.curves_panel(
             [
                 plots.Curve(
-                    look, WORKERS, accuracy(name)[scope], {"linestyle": "--" if "allReduce" in name else "-"}
+                    look,
+                    WORKERS,
+                    scheme_accuracies(name)[scope],
+                    {"linestyle": "--" if "allReduce" in name else "-"},
                 )
                 for name, look in LOOKS.items()
             ],
-            sizes=WORKERS, xlabel="Workers", title=title, ylim=limits,
+            sizes=WORKERS,
+            xlabel="Workers",
+            title=title,
+            ylim=limits,
         )
         for scope, title, limits in SHOWN
-    ]  # fmt: skip
+    ]
     return plots.compose_figure(panels, 2.9, ylabel="Test accuracy (%)", ncols=3)
 
 
-def accuracy(name: str) -> np.ndarray:
+def scheme_accuracies(name: str) -> np.ndarray:
     """Return the accuracies of a scheme: (scope, workers)."""
     return np.array([[TABLE[name][scope][size] for size in WORKERS] for scope in SCOPES])
 
 
-def scope_margins() -> np.ndarray:
+def layerwise_margins_over_global() -> np.ndarray:
     """Return layer-wise less global in points: (method, workers) of the sparse methods."""
-    return -np.diff([accuracy(name) for name in SPARSE], axis=1)[:, 0]
+    return -np.diff([scheme_accuracies(name) for name in SPARSE], axis=1)[:, 0]
 
 
-def topk_margins() -> np.ndarray:
+def topk_margins_over_best_other() -> np.ndarray:
     """Return Top-k less the best other sparse method in points: (scope, workers)."""
-    others = np.array([accuracy(name) for name in SPARSE if name != "Top-k"])
-    margins: np.ndarray = accuracy("Top-k") - others.max(axis=0)
+    others = np.array([scheme_accuracies(name) for name in SPARSE if name != "Top-k"])
+    margins: np.ndarray = scheme_accuracies("Top-k") - others.max(axis=0)
     return margins
 
 
-def rows_over_workers() -> np.ndarray:
+def accuracies_by_row_and_workers() -> np.ndarray:
     """Return the accuracies of each method and scope: (11, workers); standard SGD has no scope."""
-    return np.concatenate([accuracy(name) if name in SPARSE else accuracy(name)[:1] for name in TABLE])
+    return np.concatenate(
+        [scheme_accuracies(name) if name in SPARSE else scheme_accuracies(name)[:1] for name in TABLE]
+    )
 
 
-def falling_rows() -> int:
+def count_falling_rows() -> int:
     """Return the number of rows in which every doubling of the workers costs accuracy."""
-    return int((np.diff(rows_over_workers()) < 0).all(axis=1).sum())
+    return int((np.diff(accuracies_by_row_and_workers()) < 0).all(axis=1).sum())
 
 
 def table(frames: Frames) -> Table:
     columns = [f"{scope}, W = {workers}" for scope in SCOPES for workers in WORKERS]
-    rows = [{"method": name, **dict(zip(columns, accuracy(name).flat, strict=True))} for name in TABLE]
+    rows = [
+        {"method": name, **dict(zip(columns, scheme_accuracies(name).flat, strict=True))} for name in TABLE
+    ]
     return Table.from_rows("Test accuracy as published", rows, dict.fromkeys(columns, "%"))
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    over_global = scope_margins()
-    over_others = topk_margins()
+    over_global = layerwise_margins_over_global()
+    over_others = topk_margins_over_best_other()
     return {
-        "least": format_number(over_global.min()), "pairs": over_global.size, "best": (over_others > 0).sum(),
-        "columns": over_others.size, "worst": format_number(-over_others.min()), "falling": falling_rows(),
-        "rows": len(rows_over_workers()),
-    }  # fmt: skip
+        "least": format_number(over_global.min()),
+        "pairs": over_global.size,
+        "best": (over_others > 0).sum(),
+        "columns": over_others.size,
+        "worst": format_number(-over_others.min()),
+        "falling": count_falling_rows(),
+        "rows": len(accuracies_by_row_and_workers()),
+    }
 
 
 def claims() -> list[Claim]:
     """Return claims on the extremes of some printed accuracies, or on how many rows are so."""
-    sgd = accuracy("Standard SGD")
-    rows = rows_over_workers()
+    sgd = scheme_accuracies("Standard SGD")
+    rows = accuracies_by_row_and_workers()
     tolerance = round(float(np.ptp(sgd)), 2)
     element_gather, element_reduce, block_gather, block_reduce = (
-        accuracy(f"{scheme} ({exchange})")
+        scheme_accuracies(f"{scheme} ({exchange})")
         for scheme in ("Random-k", "Block-random-k")
         for exchange in ("allGather", "allReduce")
     )
 
     def smallest_claim(name: str, differences: np.ndarray, **words: Any) -> Claim:
-        return claim(f"eghlidi2020.{name}", exact_estimate, differences.min(), differences.size, **words)
+        return make_claim(f"eghlidi2020.{name}", exact_estimate, differences.min(), differences.size, **words)
 
     def largest_claim(name: str, differences: np.ndarray) -> Claim:
         distances = np.abs(differences)
-        return claim(
+        return make_claim(
             f"eghlidi2020.{name}", exact_estimate, distances.max(), distances.size, tolerance=tolerance
         )
 
     return [
-        smallest_claim("layerwise-above-global", scope_margins()),
+        smallest_claim("layerwise-above-global", layerwise_margins_over_global()),
         *(
             smallest_claim("topk-is-best", margins, case=scope, scope=scope)
-            for scope, margins in zip(SCOPES, topk_margins(), strict=True)
+            for scope, margins in zip(SCOPES, topk_margins_over_best_other(), strict=True)
         ),
         largest_claim("randomk-same", element_gather - element_reduce),
         largest_claim("randomk-comparable", (element_gather - block_gather)[0]),
@@ -135,8 +151,8 @@ def claims() -> list[Claim]:
             for exchange, accuracies in (("allGather", block_gather), ("allReduce", block_reduce))
         ),
         smallest_claim("block-loses", (block_gather - block_reduce)[:, 1:], tolerance=tolerance),
-        claim("eghlidi2020.every-doubling-costs", exact_estimate, falling_rows(), len(rows)),
-        claim(
+        make_claim("eghlidi2020.every-doubling-costs", exact_estimate, count_falling_rows(), len(rows)),
+        make_claim(
             "eghlidi2020.eight-lower-than-one", exact_estimate, (rows[:, -1] < rows[:, 0]).sum(), len(rows)
         ),
     ]  # fmt: skip

@@ -17,12 +17,12 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures.papers import claim, claim_each
+from experiments.figures.papers import make_claim, make_claims_by_case
 
 TITLE = "Breakdown of a layer-wise step over a link asked for 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
-_DATA = papers.item("eghlidi2020.eghlidi-table2")
+_DATA = papers.item_data("eghlidi2020.eghlidi-table2")
 VARIANTS: dict[str, RunSettings] = _DATA["methods"]
 LABELS: dict[str, str] = _DATA["labels"]
 # Their parts, each by the look of one of our phases: what of ours belongs to it, and what the picture says.
@@ -37,7 +37,7 @@ PARTS = {
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, VARIANTS, item="eghlidi-table2")
+    return yoon2022.timing_runs(profile, MODE, VARIANTS, scale_item="eghlidi-table2")
 
 
 def _measured_variants(frames: Frames) -> list[str]:
@@ -87,25 +87,25 @@ def claims() -> list[Claim]:
     sparse = {name: label for name, label in LABELS.items() if name != "dense"}
     slower = {name: label for name, label in sparse.items() if name not in quicker}
     return [
-        *claim_each("eghlidi2020.dense-longer", _dense_ratio, quicker),
-        *claim_each("eghlidi2020.longer", _step_ratio, slower),
-        *claim_each("eghlidi2020.passes", _extra_passes_percent, sparse),
-        claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
-        claim("eghlidi2020.topk-mostly-codes", _coding_above_half),
+        *make_claims_by_case("eghlidi2020.dense-longer", _dense_ratio, quicker),
+        *make_claims_by_case("eghlidi2020.longer", _step_ratio, slower),
+        *make_claims_by_case("eghlidi2020.passes", _extra_passes_percent, sparse),
+        make_claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
+        make_claim("eghlidi2020.topk-mostly-codes", _coding_above_half),
     ]
 
 
 def _keys(frames: Frames, method: str) -> list[str]:
-    return yoon2022.method_keys(frames, method, MODE)
+    return yoon2022.method_run_keys(frames, method, MODE)
 
 
 def _step_ratio(frames: Frames, method: str) -> Estimate | None:
     """Return the time of a step over that of standard SGD."""
-    return yoon2022.step_ratio(frames, method, mode=MODE)
+    return yoon2022.step_time_ratio_to_baseline(frames, method, mode=MODE)
 
 
 def _dense_ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.step_ratio(frames, "dense", method, MODE)
+    return yoon2022.step_time_ratio_to_baseline(frames, "dense", method, MODE)
 
 
 def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
@@ -119,10 +119,10 @@ def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
 def _coding_above_half(frames: Frames) -> Estimate | None:
     """Return the points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
-    share = yoon2022.method_phase_estimate(
+    share = yoon2022.estimate_phase_statistic(
         frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, PERCENT, MODE
     )
-    return share and yoon2022.subtract(share, 50)
+    return share and yoon2022.subtract_exact(share, 50)
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:

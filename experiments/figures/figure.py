@@ -30,8 +30,8 @@ PROFILES = ("smoke", "laptop", "paper")
 PUBLISHED = "published"  # stands in place of a profile where a figure has no runs of ours
 
 
-class RequiredParts(Protocol):
-    """The parts that every figure's file has; TITLE is the heading."""
+class FigureModule(Protocol):
+    """Module of a figure's file, by the parts that every such file has; TITLE is the heading."""
 
     TITLE: str
 
@@ -50,8 +50,8 @@ class RequiredParts(Protocol):
         """
 
 
-class OptionalParts(Protocol):
-    """The functions that a figure's file may have besides.
+class OptionalFigureFunctions(Protocol):
+    """Functions that a figure's file may have besides.
 
     It may also have SCALE, what the paper ran (`analysis.evidence.describe_scale_differences`), without which
     no number of its runs is held to be comparable; and BIBTEX, how a paper is cited that papers/ lacks.
@@ -79,13 +79,13 @@ class OptionalParts(Protocol):
         """Return, by `method_id`, what the paper says of the quantities in a summary."""
 
 
-ACCURACY = ("%", "points")  # units that an accuracy, or a difference of two, may have
-REQUIRED, OPTIONAL = (
+ACCURACY_UNITS = ("%", "points")  # units that an accuracy, or a difference of two, may have
+REQUIRED_FUNCTIONS, OPTIONAL_FUNCTIONS = (
     ("runs", "draw"),
     ("more_runs", "table", "claims", "caption", "facts", "published_results"),
 )
-PARTS = (*REQUIRED, *OPTIONAL)
-VALUES = ("TITLE", "SCALE", "BIBTEX")
+FIGURE_FUNCTIONS = (*REQUIRED_FUNCTIONS, *OPTIONAL_FUNCTIONS)
+FIGURE_CONSTANTS = ("TITLE", "SCALE", "BIBTEX")
 
 
 class Figure:
@@ -113,7 +113,7 @@ class Figure:
 
         return load, (self.name,)
 
-    def stem(self, profile: str) -> str:
+    def file_stem(self, profile: str) -> str:
         """Return the name of a picture's files, without their endings."""
         return file_stem(self.name, profile)
 
@@ -127,19 +127,19 @@ class Figure:
         return [Run.coerce(run) for run in part(profile)] if part else []
 
     @cached_property
-    def has_runs(self) -> bool:
+    def needs_runs(self) -> bool:
         """True where it is drawn from runs, and not from published tables that the repository carries."""
         return any(self.runs(profile) for profile in PROFILES)
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """The profiles in which it can be drawn."""
-        return PROFILES if self.has_runs else (PUBLISHED,)
+        """Profiles in which the figure can be drawn."""
+        return PROFILES if self.needs_runs else (PUBLISHED,)
 
     @property
     def bibtex(self) -> str:
-        """Citation of its paper; empty where it is of none."""
-        return str(getattr(self.module, "BIBTEX", papers.bibtex(self.paper)))
+        """Citation of the figure's paper as BibTeX; empty where it is of none."""
+        return str(getattr(self.module, "BIBTEX", papers.paper_bibtex(self.paper)))
 
     def draw(self, frames: Frames, profile: str) -> plots.Figure:
         """Draw the picture.
@@ -157,7 +157,7 @@ class Figure:
         return tables if isinstance(tables, list) else [tables]
 
     def claims(self) -> list[Claim]:
-        """Return its claims with their whole ids.
+        """Return the figure's claims with their whole ids.
 
         The id is the figure's and the claim's own, or one that is derived from the claim's text: letters and
         digits, in words ('top-k-ends-above'); dots stay.
@@ -188,16 +188,18 @@ class Figure:
         """Return why some of these can't be the figure's claims; empty where all can."""
         from analysis.claims import Claim
 
-        strangers = [claim for claim in claims if not isinstance(claim, Claim)]
-        if strangers:
-            return f"claims() lists {strangers[0]!r}, which is no Claim"
+        wrong_types = [claim for claim in claims if not isinstance(claim, Claim)]
+        if wrong_types:
+            return f"claims() lists {wrong_types[0]!r}, which is no Claim"
         ids = Counter(claim.id for claim in self.claims())
         repeated = [name for name, count in ids.items() if count > 1]
         if repeated:
             return f"two claims have the id {repeated[0]}"
-        unsaid = [name for claim in claims for name in claim.answers if name not in papers.statements()]
-        if unsaid:
-            return f"a claim answers {unsaid[0]!r}, but no paper states that; see {papers.FOLDER}"
+        unstated = [
+            name for claim in claims for name in claim.answers if name not in papers.statements_by_id()
+        ]
+        if unstated:
+            return f"a claim answers {unstated[0]!r}, but no paper states that; see {papers.FOLDER}"
         return _find_ambiguity(self.module, claims)
 
     def judge(self, frames: Frames) -> list[Verdict]:
@@ -212,18 +214,19 @@ class Figure:
         return judge_claims(self.claims(), frames, self.scale, chance_top1_percent)
 
     def caption(self, frames: Frames, profile: str) -> str:
-        """Return the words of its file or of its paper on the picture, else the place of its runs."""
+        """Return the words of the file or of the paper on the picture, else the place of the runs."""
         from analysis.pictures import captions
 
         if hasattr(self.module, "caption"):
             return str(self.module.caption(frames, profile))
-        if text := papers.words(f"{self.paper}.{self.name}"):
+        text = papers.text_template(f"{self.paper}.{self.name}")
+        if text:
             facts = self.module.facts(frames) if hasattr(self.module, "facts") else {}
             return captions.fill_caption(text, frames, facts)
         return captions.describe_setting(frames) if len(frames.runs) else ""
 
     def summary_sentences(self, frames: Frames) -> list[str]:
-        """Return what its runs show, in plain sentences, beside what its paper says of the same."""
+        """Return what the figure's runs show, in plain sentences, beside what its paper says of the same."""
         from analysis.pictures import summary
 
         return summary.summarize_runs(
@@ -233,7 +236,7 @@ class Figure:
     def markdown_page(
         self, frames: Frames, profile: str, verdicts: list[Verdict], numbers: Sequence[Table]
     ) -> str:
-        """Return its page in Markdown.
+        """Return the figure's page in Markdown.
 
         Picture, caption, verdicts, tables of numbers, and the reasons of the tolerances.
         """
@@ -244,7 +247,7 @@ class Figure:
         links = deviating_links_text(frames)
         parts = [f"# {self.name}: {self.title}{f' (found: {links})' if links else ''}\n"]
         if len(frames.runs) > 0 or profile == PUBLISHED:
-            parts.append(f"![{self.name}]({self.stem(profile)}.png)\n")
+            parts.append(f"![{self.name}]({self.file_stem(profile)}.png)\n")
             parts.append(f"{self.caption(frames, profile)}\n")
         rows = [(self.name, verdict) for verdict in verdicts]
         parts += [
@@ -270,10 +273,10 @@ def file_stem(item: str, profile: str) -> str:
 
 
 def _check_parts(module: ModuleType) -> None:
-    missing = [name for name in ("TITLE", *REQUIRED) if not hasattr(module, name)]
+    missing = [name for name in ("TITLE", *REQUIRED_FUNCTIONS) if not hasattr(module, name)]
     if missing:
         raise BrokenFile(f"{module.__file__} has no {', '.join(missing)}, which every figure's file has")
-    for name in PARTS:
+    for name in FIGURE_FUNCTIONS:
         if hasattr(module, name):
             _check_parameters(module, name)
     _check_spelling(module)
@@ -302,17 +305,17 @@ def _find_ambiguity(module: ModuleType, claims: Sequence[Claim]) -> str:
             f"{linkless[0].id or linkless[0].text!r} is about times over emulated links, but not over which: "
             "give link, a choice of conf/link"
         )
-    from experiments.config.choices import options
+    from experiments.config.choices import option_names
     from experiments.tasks import chance_top1_percent, has_accuracy
 
     for claim in measured:
         for link in claim.link.lower().split(" to ") if claim.link else ():
-            if link not in options("link"):
-                return f"{claim.id or claim.text!r}: {describe_unknown('link', link, options('link'))}"
+            if link not in option_names("link"):
+                return f"{claim.id or claim.text!r}: {describe_unknown('link', link, option_names('link'))}"
     tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
     levelless = sorted(task for task in tasks if has_accuracy(task) and chance_top1_percent(task) is None)
     for claim in measured:
-        is_of_accuracy = claim.unit in ACCURACY and not claim.timed
+        is_of_accuracy = claim.unit in ACCURACY_UNITS and not claim.timed
         if levelless and is_of_accuracy and claim.chance is None:
             return (
                 f"{claim.id or claim.text!r} may be about accuracies of {levelless[0]}, but nobody knows "
@@ -323,7 +326,7 @@ def _find_ambiguity(module: ModuleType, claims: Sequence[Claim]) -> str:
 
 
 def _check_parameters(module: ModuleType, name: str) -> None:
-    protocol = RequiredParts if name in REQUIRED else OptionalParts
+    protocol = FigureModule if name in REQUIRED_FUNCTIONS else OptionalFigureFunctions
     expected = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
     function = getattr(module, name)
     if not callable(function):
@@ -346,8 +349,10 @@ def _check_spelling(module: ModuleType) -> None:
         and not isinstance(value, ModuleType)
         and getattr(value, "__module__", module.__name__) == module.__name__
     ]
-    for part in (*OPTIONAL, *VALUES):
-        candidates = [name for name in public_names if name.isupper() == part.isupper() and name not in PARTS]
+    for part in (*OPTIONAL_FUNCTIONS, *FIGURE_CONSTANTS):
+        candidates = [
+            name for name in public_names if name.isupper() == part.isupper() and name not in FIGURE_FUNCTIONS
+        ]
         close = get_close_matches(part, candidates, n=1, cutoff=0.8)
         if close and not hasattr(module, part):
             raise BrokenFile(
@@ -376,10 +381,10 @@ def _check_scale(module: ModuleType) -> None:
         return
     from analysis.evidence import SCALE_NAMES
 
-    strangers = [column for column in scale if column not in SCALE_NAMES]
-    if strangers:
+    unknown_columns = [column for column in scale if column not in SCALE_NAMES]
+    if unknown_columns:
         raise BrokenFile(
-            f"{module.__file__}: SCALE has {strangers[0]!r}, which no scale knows; there are: "
+            f"{module.__file__}: SCALE has {unknown_columns[0]!r}, which no scale knows; there are: "
             + ", ".join(SCALE_NAMES)
         )
 

@@ -14,16 +14,16 @@ from analysis.records.frames import Frames
 from analysis.records.schema import ALL
 from analysis.stats import PERCENT, POSITIVE
 from analysis.tables import Table
-from experiments.figures import _looks as looks
-from experiments.figures.papers import claim, value
+from experiments.figures import _selection_looks as looks
+from experiments.figures.papers import make_claim, published_value
 
 TITLE = "What Top-k leaves out of gradient plus residual, and how it is bounded"
-SCALE = value("shi2019.scale.training")
+SCALE = published_value("shi2019.scale.training")
 SHOWN = (0.001, 0.01, 0.1)  # densities in the table
 OURS = style.MethodStyle("Top-k, measured: mean, and all steps", "#0072B2", "", "")
 RANDOMK = style.MethodStyle("1 - k/d, Random-k's", "#D55E00", "", "")
 THEIRS = style.MethodStyle("(1 - k/d)², theirs", "black", "", "")
-runs = looks.runs
+runs = looks.training_runs_with_looks
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -47,21 +47,23 @@ def _panel(model: str, frames: Frames) -> plots.Panel:
 
 def table(frames: Frames) -> Table:
     shares: looks.Measures = {
-        f"k/d = {format_number(density)}": (partial(percent_left_out, density=density), PERCENT)
+        f"k/d = {format_number(density)}": (partial(mean_percent_left_out, density=density), PERCENT)
         for density in SHOWN
     }
-    rows = looks.model_rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (least_kept, POSITIVE)})
+    rows = looks.rows_of_means_by_model(
+        frames, {**shares, "kept / 1 - (1 - k/d)², least": (least_kept_over_bound, POSITIVE)}
+    )
     return Table.from_rows("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))
 
 
-def percent_left_out(run: Frames, density: float) -> float:
+def mean_percent_left_out(run: Frames, density: float) -> float:
     """Return the mean over steps at the density next to this one, in percent."""
     table = looks.select_looks(run, "left_out", ALL)
     nearest = min(table["x"].unique(), key=lambda x: abs(np.log(x / density)))
     return 100 * float(table.loc[table["x"] == nearest, "value"].mean())
 
 
-def least_kept(run: Frames) -> float:
+def least_kept_over_bound(run: Frames) -> float:
     """Return the least ratio of what was kept to 1 - (1 - k/d)^2, over all steps and densities."""
     table = looks.select_looks(run, "left_out", ALL)
     return float(((1 - table["value"]) / (1 - (1 - table["x"]) ** 2)).min())
@@ -69,9 +71,15 @@ def least_kept(run: Frames) -> float:
 
 def claims() -> list[Claim]:
     return [
-        claim(
-            "shi2019.bound", looks.model_mean, task, least_kept, POSITIVE, case=task, label=label,
+        make_claim(
+            "shi2019.bound",
+            looks.mean_over_task_runs,
+            task,
+            least_kept_over_bound,
+            POSITIVE,
+            case=task,
+            label=label,
             answers=("shi2019.21", *looks.MORE_ANSWERS.get(task, ())),
         )
         for task, label in looks.MODELS.items()
-    ]  # fmt: skip
+    ]

@@ -17,22 +17,22 @@ from analysis.records.frames import Frames
 from analysis.records.schema import ALL
 from analysis.stats import PERCENT
 from analysis.tables import Table
-from experiments.figures import _looks as looks
-from experiments.figures.papers import claim, claim_each, value
+from experiments.figures import _selection_looks as looks
+from experiments.figures.papers import make_claim, make_claims_by_case, published_value
 
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
-SCALE = value("shi2019.scale.training")
+SCALE = published_value("shi2019.scale.training")
 SHADES = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")  # from the first step to the last
 NORMAL = style.MethodStyle("normal", "black", "", "")
 TENSOR = style.MethodStyle("each tensor, last step", "#999999", "", "")
 EDGES = (0.2, 0.4, 0.6, 0.8, 1.0)  # RMS: each of them is near zero
 LARGE = 10_000  # elements: below, the counts in a histogram are too few to tell a rise from chance
 FLOOR = 1e-4  # of the drawn densities
-runs = looks.runs
+runs = looks.training_runs_with_looks
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    firsts = {model: looks.first_run(runs) for model, runs in looks.frames_by_model(frames).items()}
+    firsts = {model: looks.select_first_run(runs) for model, runs in looks.frames_by_model(frames).items()}
     over_all = [_panel(_step_curves(run), title=model) for model, run in firsts.items()]
     by_tensor = [_panel(_tensor_curves(run)) for run in firsts.values()]
     labels = ("Density, all tensors", "Density, tensor by tensor")
@@ -42,7 +42,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def _step_curves(run: Frames) -> list[plots.Curve]:
     """Return the whole model's densities at some steps."""
     table = looks.select_looks(run, "histogram", ALL)
-    steps = looks.spread_steps(list(table["step"]))
+    steps = looks.select_evenly_spaced(list(table["step"]))
     by_step = {step: table[table["step"] == step] for step in steps}
     return [
         plots.Curve(
@@ -57,7 +57,7 @@ def _step_curves(run: Frames) -> list[plots.Curve]:
 def _tensor_curves(run: Frames) -> list[plots.Curve]:
     return [
         plots.Curve(TENSOR, histogram["x"], _clip_density(histogram), {"linewidth": 0.5})
-        for _, histogram in last_histograms(run)
+        for _, histogram in last_histogram_by_tensor(run)
     ]
 
 
@@ -72,7 +72,7 @@ def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
     return plots.curves_panel([*lines, normal], grid=None, **words)
 
 
-def last_histograms(run: Frames) -> list[tuple[str, pd.DataFrame]]:
+def last_histogram_by_tensor(run: Frames) -> list[tuple[str, pd.DataFrame]]:
     """Return the last histogram of each tensor, the whole model's apart."""
     histograms = looks.select_looks(run, "histogram")
     last = histograms[histograms["of"].ne(ALL) & histograms["step"].eq(histograms["step"].max())]
@@ -81,21 +81,21 @@ def last_histograms(run: Frames) -> list[tuple[str, pd.DataFrame]]:
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
-        "rise, all tensors": (density_rise, PERCENT),
-        "rise, worst tensor": (worst_tensor_rise, PERCENT),
-        **{f"within {edge} RMS": (partial(percent_within, edge=edge), PERCENT) for edge in EDGES},
+        "rise, all tensors": (mean_density_rise_percent, PERCENT),
+        "rise, worst tensor": (worst_tensor_density_rise_percent, PERCENT),
+        **{f"within {edge} RMS": (partial(mean_percent_within_rms, edge=edge), PERCENT) for edge in EDGES},
     }
     units = dict.fromkeys(measures, "%") | {name: "% of the peak" for name in measures if "rise" in name}
     normal = captions.join_words(
-        format_number(round(share, 1)) for share in map(normal_percent_within, EDGES)
+        format_number(round(share, 1)) for share in map(normal_percent_within_deviations, EDGES)
     )
     note = f"Of a normal distribution {normal} % lie so near."
     return Table.from_rows(
-        "How the values lie, mean over steps", looks.model_rows(frames, measures), units, note
+        "How the values lie, mean over steps", looks.rows_of_means_by_model(frames, measures), units, note
     )
 
 
-def density_rise(run: Frames, tensor: str = ALL) -> float:
+def mean_density_rise_percent(run: Frames, tensor: str = ALL) -> float:
     """Return the most by which the density rises again on the way from its peak outwards.
 
     In percent of the peak: 0 of a bell. The mean over steps.
@@ -108,11 +108,11 @@ def density_rise(run: Frames, tensor: str = ALL) -> float:
     )
 
 
-def worst_tensor_rise(run: Frames) -> float:
+def worst_tensor_density_rise_percent(run: Frames) -> float:
     """Return the rise of the tensor that is least like a bell, of those that are large."""
     sizes = looks.select_looks(run, "size").drop_duplicates("of").set_index("of")["value"]
     large = [str(name) for name in sizes.index[sizes >= LARGE] if name != ALL]
-    return max((density_rise(run, name) for name in large), default=float("nan"))
+    return max((mean_density_rise_percent(run, name) for name in large), default=float("nan"))
 
 
 def _outward_rise(density: np.ndarray) -> float:
@@ -122,7 +122,7 @@ def _outward_rise(density: np.ndarray) -> float:
     return max(rises) / float(density.max())
 
 
-def percent_within(run: Frames, edge: float) -> float:
+def mean_percent_within_rms(run: Frames, edge: float) -> float:
     """Return the percent of the values no further from 0 than so many RMS, the mean over steps."""
     table = looks.select_looks(run, "histogram", ALL)
     width = float(np.diff(np.unique(table["x"]))[0])
@@ -130,24 +130,36 @@ def percent_within(run: Frames, edge: float) -> float:
     return 100 * width * float(inside.groupby("step")["value"].sum().mean())
 
 
-def normal_percent_within(edge: float) -> float:
+def normal_percent_within_deviations(edge: float) -> float:
     """Return the percent of a normal distribution within so many standard deviations."""
     return 100 * erf(edge / sqrt(2))
 
 
-def least_above_normal(run: Frames) -> float:
+def least_points_above_normal(run: Frames) -> float:
     """Return the least of points by which more values are near zero than of a normal distribution."""
-    return min(percent_within(run, edge) - normal_percent_within(edge) for edge in EDGES)
+    return min(mean_percent_within_rms(run, edge) - normal_percent_within_deviations(edge) for edge in EDGES)
 
 
 def claims() -> list[Claim]:
     return [
-        *claim_each("shi2019.bell", looks.model_mean, looks.MODELS, worst_tensor_rise, PERCENT),
+        *make_claims_by_case(
+            "shi2019.bell",
+            looks.mean_over_task_runs,
+            looks.MODELS,
+            worst_tensor_density_rise_percent,
+            PERCENT,
+        ),
         *(
-            claim(
-                "zhang.near-zero", looks.model_mean, task, least_above_normal, (-100.0, 100.0), case=task,
-                label=label, answers=("zhang.26", *looks.MORE_ANSWERS.get(task, ())),
+            make_claim(
+                "zhang.near-zero",
+                looks.mean_over_task_runs,
+                task,
+                least_points_above_normal,
+                (-100.0, 100.0),
+                case=task,
+                label=label,
+                answers=("zhang.26", *looks.MORE_ANSWERS.get(task, ())),
             )
             for task, label in looks.MODELS.items()
         ),
-    ]  # fmt: skip
+    ]

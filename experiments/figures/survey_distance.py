@@ -24,19 +24,19 @@ from experiments.config.run import Run
 from experiments.figures import papers
 from experiments.figures import survey_link_model as link_model
 from experiments.figures._links import (
-    MEDIAN_ERROR,
-    MOST_ERROR,
-    error_claims,
-    mean_launch_ratio,
+    MAX_MEDIAN_ERROR_PERCENT,
+    MAX_P90_ERROR_PERCENT,
+    absolute_percent_errors,
     mean_over_launches,
-    percent_errors,
-    summarize_errors,
+    mean_ratio_over_launches,
+    prediction_error_claims,
+    summarize_errors_by_group,
 )
-from experiments.figures._runs import list_settings
-from experiments.figures.papers import claim
+from experiments.figures._runs import setting_values_text
+from experiments.figures.papers import make_claim
 
 TITLE = "What distance does to exchanges: 0 to 100 ms, 2 to 8 workers"
-_DATA = papers.item("survey.distance")
+_DATA = papers.item_data("survey.distance")
 LINK: str = _DATA["link"]
 DENSITY: float = _DATA["density"]
 ALSO_BY_BACKEND: list[str] = _DATA["also by the backend"]  # exchanged by rings where nothing else is asked
@@ -58,10 +58,10 @@ def runs(profile: str) -> list[Run]:
         for delay_s in _DATA["delays"][profile]
     ]
     windows = [{"cluster.windows": SYSTEM, "workers": size} for size in _DATA["windows"][profile]]
-    return [Run({**shared, **settings}, variants()) for settings in (*delayed, *windows)]
+    return [Run({**shared, **settings}, settings_by_variant()) for settings in (*delayed, *windows)]
 
 
-def variants() -> dict[str, dict[str, Any]]:
+def settings_by_variant() -> dict[str, dict[str, Any]]:
     """Return every exchange of link-model; some of them by the backend's collectives as well."""
     exchanges = {name: entry["settings"] for name, entry in link_model.DENSE.items()}
     for name, entry in link_model.SPARSE.items():
@@ -75,7 +75,7 @@ COLUMNS = ["windows", *CELL, "how", "seed", "bytes", "messages", "predicted", "m
 
 
 @cache_by_frames
-def exchange_cases(frames: Frames) -> pd.DataFrame:
+def exchange_case_table(frames: Frames) -> pd.DataFrame:
     """Return a row per exchange, way to travel, delay, P and launch, with its seconds in collectives.
 
     The median over turns. Workers are in step, so that a mean over them is what each of them spends.
@@ -100,24 +100,26 @@ def exchange_cases(frames: Frames) -> pd.DataFrame:
     return cases
 
 
-def cases_with_raised_windows(frames: Frames) -> pd.DataFrame:
+def exchange_cases_with_raised_windows(frames: Frames) -> pd.DataFrame:
     """Return the cases whose windows hold what the link does."""
-    cases: pd.DataFrame = exchange_cases(frames).query("windows == @RAISED")
+    cases: pd.DataFrame = exchange_case_table(frames).query("windows == @RAISED")
     return cases
 
 
-def rings_over_quicker(frames: Frames, exchange: str, delay_s: float, size: int) -> Estimate | None:
+def backend_rings_over_auto_collectives(
+    frames: Frames, exchange: str, delay_s: float, size: int
+) -> Estimate | None:
     """Return an exchange's time by the backend's collectives over that of the quicker ones, by launch."""
-    cases = cases_with_raised_windows(frames)
+    cases = exchange_cases_with_raised_windows(frames)
     cell = cases.query("exchange == @exchange and delay == @delay_s and workers == @size")
     by_way = cell.pivot_table(index="seed", columns="how", values="measured")
-    return mean_launch_ratio(by_way[BACKEND], by_way[AUTO]) if {AUTO, BACKEND} <= {*by_way} else None
+    return mean_ratio_over_launches(by_way[BACKEND], by_way[AUTO]) if {AUTO, BACKEND} <= {*by_way} else None
 
 
-def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
+def percent_error_quantile(frames: Frames, quantile: float) -> Estimate | None:
     """Return this quantile of the errors over exchanges, delays and P, in percent; by launch."""
-    far = cases_with_raised_windows(frames).query("delay >= @FAR_S")
-    errors = percent_errors(far["predicted"], far["measured"])
+    far = exchange_cases_with_raised_windows(frames).query("delay >= @FAR_S")
+    errors = absolute_percent_errors(far["predicted"], far["measured"])
     return mean_over_launches(errors.groupby(far["seed"]).quantile(quantile))
 
 
@@ -125,7 +127,7 @@ def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    cases = cases_with_raised_windows(frames)
+    cases = exchange_cases_with_raised_windows(frames)
     sizes = sorted(set(cases["workers"]))
     panels = []
     for size in sizes:
@@ -157,24 +159,26 @@ def _lines(cases: pd.DataFrame) -> list[plots.Curve]:
 
 def table(frames: Frames) -> list[Table]:
     """Return errors of the predictions, every exchange in every cell, and windows as the system has them."""
-    cases = cases_with_raised_windows(frames)
+    cases = exchange_cases_with_raised_windows(frames)
     rows = [
         _row(frames, dict(zip([*CELL, "how"], cell, strict=True)), launches)
         for cell, launches in cases.groupby([*CELL, "how"], sort=False)
     ]
     units = {"one way": "ms", "in collectives": "ms", "predicted": "ms", "error": "%"}
     ordered = cases.sort_values("delay", kind="stable")
-    errors = summarize_errors(percent_errors(ordered["predicted"], ordered["measured"]), ordered["delay"])
+    errors = summarize_errors_by_group(
+        absolute_percent_errors(ordered["predicted"], ordered["measured"]), ordered["delay"]
+    )
     errors.insert(0, "one way", 1e3 * errors.index.to_numpy())
     error_units = {"one way": "ms", "median error": "%", "90th percentile": "%"}
     tables = [
         Table("Errors of the predictions", errors, error_units),
-        Table.from_rows("Every exchange", rows, units, papers.words("survey.distance.note")),
+        Table.from_rows("Every exchange", rows, units, papers.text_template("survey.distance.note")),
     ]
-    if windows := _window_rows(exchange_cases(frames)):
+    if windows := _window_rows(exchange_case_table(frames)):
         both = dict.fromkeys(("raised", "as the system has them"), "ms")
         tables.append(
-            Table.from_rows("TCP's windows", windows, both, papers.words("survey.distance.windows"))
+            Table.from_rows("TCP's windows", windows, both, papers.text_template("survey.distance.windows"))
         )
     return tables
 
@@ -187,12 +191,15 @@ def _window_rows(cases: pd.DataFrame) -> list[dict[str, object]]:
         return []
     return [
         {
-            "exchange": _label(str(name)), "P": size, "raised": mean_over_launches(1e3 * launches[RAISED]),
+            "exchange": _label(str(name)),
+            "P": size,
+            "raised": mean_over_launches(1e3 * launches[RAISED]),
             "as the system has them": mean_over_launches(1e3 * launches[SYSTEM]),
-            "times as long": mean_launch_ratio(launches[SYSTEM], launches[RAISED]), "launches": len(launches),
+            "times as long": mean_ratio_over_launches(launches[SYSTEM], launches[RAISED]),
+            "launches": len(launches),
         }
         for (size, _, name), launches in by_launch.dropna().groupby(level=CELL)
-    ]  # fmt: skip
+    ]
 
 
 def _row(frames: Frames, cell: Mapping[str, Any], launches: pd.DataFrame) -> dict[str, object]:
@@ -209,7 +216,7 @@ def _row(frames: Frames, cell: Mapping[str, Any], launches: pd.DataFrame) -> dic
         "ways": measured.value / delay_s if delay_s > 0 else None,
         "predicted": 1e3 * predicted_s, "error": 100 * abs(predicted_s / measured.value - 1),
         "rings / the quicker one":
-            rings_over_quicker(frames, exchange, delay_s, size) if is_quicker else None,
+            backend_rings_over_auto_collectives(frames, exchange, delay_s, size) if is_quicker else None,
     }  # fmt: skip
 
 
@@ -218,24 +225,36 @@ def _label(exchange: str) -> str:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    cases = cases_with_raised_windows(frames)
+    cases = exchange_cases_with_raised_windows(frames)
     return {
         "delays": captions.join_words(
             format_number(1e3 * float(delay_s)) for delay_s in sorted(set(cases["delay"]))
         ),
         "sizes": captions.join_words(sorted(set(cases["workers"]))), "density": format_number(DENSITY),
-        "elements": list_settings(frames, "task.elements"),
+        "elements": setting_values_text(frames, "task.elements"),
         "launches": len(captions.distinct_values(frames, "seed")), "far": format_number(1e3 * FAR_S),
-        "median": format_number(MEDIAN_ERROR), "most": format_number(MOST_ERROR),
+        "median": format_number(MAX_MEDIAN_ERROR_PERCENT), "most": format_number(MAX_P90_ERROR_PERCENT),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
     gains = [
-        claim("survey.distance.direct", rings_over_quicker, name, CLAIMED_DELAY_S, CLAIMED_WORKERS, case=name,
-              exchange=_label(name), size=CLAIMED_WORKERS, delay=format_number(1e3 * CLAIMED_DELAY_S),
-              link=LINK)
+        make_claim(
+            "survey.distance.direct",
+            backend_rings_over_auto_collectives,
+            name,
+            CLAIMED_DELAY_S,
+            CLAIMED_WORKERS,
+            case=name,
+            exchange=_label(name),
+            size=CLAIMED_WORKERS,
+            delay=format_number(1e3 * CLAIMED_DELAY_S),
+            link=LINK,
+        )
         for name in _DATA["claimed"]
-    ]  # fmt: skip
+    ]
     far = format_number(1e3 * FAR_S)
-    return [*error_claims("survey.distance.error", error_quantile, far=far, link=LINK), *gains]
+    return [
+        *prediction_error_claims("survey.distance.error", percent_error_quantile, far=far, link=LINK),
+        *gains,
+    ]

@@ -27,19 +27,19 @@ from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import papers
 from experiments.figures._links import (
-    MEDIAN_ERROR,
-    MOST_ERROR,
-    error_claims,
-    percent_errors,
-    summarize_errors,
+    MAX_MEDIAN_ERROR_PERCENT,
+    MAX_P90_ERROR_PERCENT,
+    absolute_percent_errors,
+    prediction_error_claims,
+    summarize_errors_by_group,
 )
-from experiments.figures._runs import list_settings
+from experiments.figures._runs import setting_values_text
 
 TITLE = "The alpha-beta model against exchanges over a limited link"
 MIN_BYTES = 64 * 2**10  # sent by a worker in a step: below, latency and the scheduler decide
 COMPUTING_COLUMN = "provenance.machine.link.computing_s"  # see experiments/worker/link_probe.py
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)  # of n = 1,000,000 elements 100 to 100,000
-_DATA = papers.item("survey.link-model")
+_DATA = papers.item_data("survey.link-model")
 DENSE, SPARSE = _DATA["dense"], _DATA["sparse"]  # of each exchange its label, and its settings
 LABELS: dict[str, str] = {name: entry["label"] for name, entry in (DENSE | SPARSE).items()}
 LOOKS = {2: ("#0072B2", "o"), 4: ("#D55E00", "s"), 8: ("#009E73", "^")}  # by number of workers
@@ -65,7 +65,7 @@ COLUMNS = [
 
 
 @cache_by_frames
-def exchange_cases(frames: Frames) -> pd.DataFrame:
+def exchange_case_table(frames: Frames) -> pd.DataFrame:
     """Return a row per exchange, k, P and link: what was sent, predicted and measured, and their ratio.
 
     `blocks` has the measured seconds of each turn.
@@ -101,15 +101,15 @@ def exchange_cases(frames: Frames) -> pd.DataFrame:
     return cases
 
 
-def large_cases(frames: Frames) -> pd.DataFrame:
+def exchange_cases_above_min_bytes(frames: Frames) -> pd.DataFrame:
     """Return the cases that the aims are about."""
-    cases = exchange_cases(frames)
+    cases = exchange_case_table(frames)
     large: pd.DataFrame = cases[cases["bytes"] > MIN_BYTES]
     return large
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    cases = exchange_cases(frames)
+    cases = exchange_case_table(frames)
     if not len(cases):
         raise ValueError("nothing to draw: no run of this item has a probed link")
     labels = [label for label in LABELS.values() if label in set(cases["exchange"])]
@@ -143,29 +143,29 @@ def _style(size: int) -> style.MethodStyle:
 
 def _allowed_errors(along: Literal["x", "y"]) -> list[plots.Panel]:
     """Return areas of the errors that the aims allow."""
-    edges = ((MOST_ERROR / 100, "#F0F0F0"), (MEDIAN_ERROR / 100, "#DDDDDD"))
+    edges = ((MAX_P90_ERROR_PERCENT / 100, "#F0F0F0"), (MAX_MEDIAN_ERROR_PERCENT / 100, "#DDDDDD"))
     return [plots.shaded_span_panel(along, 1 - error, 1 + error, colour) for error, colour in edges]
 
 
 def table(frames: Frames) -> list[Table]:
-    cases = exchange_cases(frames)
+    cases = exchange_case_table(frames)
     in_ms = cases.drop(columns="blocks").assign(
         predicted=1e3 * cases["predicted"], measured=1e3 * cases["measured"]
     )
     units = {"bytes": "B", "predicted": "ms", "measured": "ms"}
     error_units = dict.fromkeys(("median error", "90th percentile", "largest error"), "%")
-    large = large_cases(frames)
+    large = exchange_cases_above_min_bytes(frames)
     return [
-        Table("Errors by exchange", summarize_cases(large, "exchange"), error_units),
-        Table("Errors by number of workers", summarize_cases(large, "workers"), error_units),
+        Table("Errors by exchange", summarize_cases_by_column(large, "exchange"), error_units),
+        Table("Errors by number of workers", summarize_cases_by_column(large, "workers"), error_units),
         Table("Every case", in_ms, units),
     ]
 
 
-def summarize_cases(cases: pd.DataFrame, column: str) -> pd.DataFrame:
+def summarize_cases_by_column(cases: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return ratios and errors of the predictions, for each value of a column."""
-    errors = percent_errors(cases["predicted"], cases["measured"])
-    summary = summarize_errors(errors, cases[column])
+    errors = absolute_percent_errors(cases["predicted"], cases["measured"])
+    summary = summarize_errors_by_group(errors, cases[column])
     summary.insert(1, "predicted / measured", cases.groupby(column)["ratio"].median())
     summary["largest error"] = errors.groupby(cases[column]).max()
     table: pd.DataFrame = summary.reset_index()
@@ -173,12 +173,12 @@ def summarize_cases(cases: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def claims() -> list[Claim]:
-    return error_claims("survey.error", error_quantile)
+    return prediction_error_claims("survey.error", percent_error_quantile)
 
 
-def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
+def percent_error_quantile(frames: Frames, quantile: float) -> Estimate | None:
     """Return this quantile of the errors in percent. Its interval is a bootstrap over turns."""
-    cases = large_cases(frames)
+    cases = exchange_cases_above_min_bytes(frames)
     if not len(cases):
         return None
     blocks = list(cases["blocks"])
@@ -191,12 +191,12 @@ def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
 def facts(frames: Frames) -> dict[str, object]:
     return {
         "kib": format_number(MIN_BYTES // 1024),
-        "median": format_number(MEDIAN_ERROR),
-        "most": format_number(MOST_ERROR),
-        "sizes": list_settings(frames, "workers"),
-        "links": list_settings(frames, "cluster.link.name"),
+        "median": format_number(MAX_MEDIAN_ERROR_PERCENT),
+        "most": format_number(MAX_P90_ERROR_PERCENT),
+        "sizes": setting_values_text(frames, "workers"),
+        "links": setting_values_text(frames, "cluster.link.name"),
         "computing": _describe_computing(frames),
-        "off": _describe_errors(large_cases(frames)),
+        "off": _describe_errors(exchange_cases_above_min_bytes(frames)),
     }
 
 
@@ -215,7 +215,7 @@ def _describe_errors(cases: pd.DataFrame) -> str:
     by_size = cases.groupby("workers", sort=False)["ratio"].median()
     by_exchange = cases.groupby("exchange", sort=False)["ratio"].median()
     farthest = by_exchange[(by_exchange - 1).abs().sort_values(ascending=False).index][:3]
-    return papers.words("survey.link-model.where-off").format(
+    return papers.text_template("survey.link-model.where-off").format(
         by_size=captions.join_words(
             f"{format_number(value)} at P = {size}" for size, value in by_size.items()
         ),

@@ -20,24 +20,24 @@ from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.tables import Table
 from experiments.figures._published import exact_estimate, no_runs
-from experiments.figures.papers import claim, value
+from experiments.figures.papers import make_claim, published_value
 
 TITLE = "What local steps and coded messages save, by arithmetic, beside what is published"
 FP32, BF16 = 4.0, 2.0  # bytes of an element
 FP4 = 0.5
 TOPK, TOPK_ENTRY = 0.001, 8  # density; bytes of an fp32 and of an int32
-SPARSELOCO: dict[str, int] = value("sarfi2025.message")
+SPARSELOCO: dict[str, int] = published_value("sarfi2025.message")
 CHUNK = SPARSELOCO["chunk"]  # elements
-DEMO: dict[str, int] = value("peng2024.message")
+DEMO: dict[str, int] = published_value("peng2024.message")
 COEFFICIENT = DEMO["place"] + DEMO["value"]  # bytes
-PERIODS: dict[str, int] = value("iacob2025.periods")
+PERIODS: dict[str, int] = published_value("iacob2025.periods")
 DESLOC_EVERY = 256  # inferred: the power of two at which the published 170 times come out
 # Tables of Streaming DiLoCo, a column for each method: 4 by percent of utilisation, 5 by millions of
 # parameters, and 1 by billions of tokens.
-GBIT = pd.DataFrame(value("douillard2025.gbit"))
-LOSS = pd.DataFrame(value("douillard2025.loss"))
-EXCHANGED = pd.DataFrame(value("douillard2025.exchanged"))
-HOURS = pd.DataFrame(value("douillard2025.hours"))
+GBIT = pd.DataFrame(published_value("douillard2025.gbit"))
+LOSS = pd.DataFrame(published_value("douillard2025.loss"))
+EXCHANGED = pd.DataFrame(published_value("douillard2025.exchanged"))
+HOURS = pd.DataFrame(published_value("douillard2025.hours"))
 GBIT_PER_HOUR = 3600  # through 1 Gbit/s
 GB, MEGABIT = 1e9, 1e6
 MODEL = 1_000_000_000  # elements in the picture
@@ -106,99 +106,122 @@ class ByteRatio(NamedTuple):
     more: float = 1  # by which H divides besides, where the ratio leaves H out
 
 
-def byte_ratios() -> list[ByteRatio]:
+def published_and_computed_byte_ratios() -> list[ByteRatio]:
     """Return the published ratios, each with ours."""
-    every = value("douillard2023.every")
-    inner = value("sarfi2025.every")
-    streams = value("douillard2025.every")
-    covenant = value("lidin2026.less")
-    demo = value("peng2024.less")
-    parallel = value("iacob2025.less")["parallel"]
-    local_adam = value("iacob2025.less")["local_adam"]
-    megabytes = value("peng2024.megabytes")
+    every = published_value("douillard2023.every")
+    inner = published_value("sarfi2025.every")
+    streams = published_value("douillard2025.every")
+    covenant = published_value("lidin2026.less")
+    demo = published_value("peng2024.less")
+    parallel = published_value("iacob2025.less")["parallel"]
+    local_adam = published_value("iacob2025.less")["local_adam"]
+    megabytes = published_value("peng2024.megabytes")
     return [
-        ByteRatio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
+        ByteRatio("DiLoCo, H 500", published_value("douillard2023.less"), every, FP32, every),
         ByteRatio(
-            "Streaming, H 100, FP4 / bf16", value("douillard2025.less"), streaming_ratio(), BF16, streams
+            "Streaming, H 100, FP4 / bf16",
+            published_value("douillard2025.less"),
+            streaming_diloco_byte_ratio(),
+            BF16,
+            streams,
         ),
-        ByteRatio("Streaming's peak, 3 layers / 24", value("douillard2025.peak"), peak_ratio(), FP32, 1),
-        ByteRatio("Covenant-72B, packed / fp32", covenant, sparseloco_ratio(PACKED), FP32, inner, inner),
-        ByteRatio("the same, not packed", covenant, sparseloco_ratio(UNPACKED), FP32, inner, inner),
-        ByteRatio("the same, packed / bf16", covenant, sparseloco_ratio(PACKED, BF16), BF16, inner, inner),
-        ByteRatio("DeMo, k 16 / fp32", demo, demo_ratio(16, FP32), FP32, 1),
-        ByteRatio("DeMo, k 32 / fp32", demo, demo_ratio(DEMO["chosen"], FP32), FP32, 1),
-        ByteRatio("DeMo, k 1 / bf16", megabytes["dense"] / megabytes["least"], demo_ratio(1, BF16), BF16, 1),
-        ByteRatio("DES-LOC, K 256", parallel, desloc_ratio(), FP32, DESLOC_EVERY),
-        ByteRatio("DES-LOC / Local Adam", local_adam, desloc_over_local_adam(), 3 * FP32, 1),
-        ByteRatio("MuLoCo, 2 bits / bf16", value("therien2025.less"), muloco_ratio(), BF16, inner, inner),
-        ByteRatio("ZeRO++", value("wang2023.less"), zeropp_ratio(), BF16, 1),
-    ]  # fmt: skip
+        ByteRatio(
+            "Streaming's peak, 3 layers / 24",
+            published_value("douillard2025.peak"),
+            streaming_diloco_peak_ratio(),
+            FP32,
+            1,
+        ),
+        ByteRatio("Covenant-72B, packed / fp32", covenant, sparseloco_byte_ratio(PACKED), FP32, inner, inner),
+        ByteRatio("the same, not packed", covenant, sparseloco_byte_ratio(UNPACKED), FP32, inner, inner),
+        ByteRatio(
+            "the same, packed / bf16", covenant, sparseloco_byte_ratio(PACKED, BF16), BF16, inner, inner
+        ),
+        ByteRatio("DeMo, k 16 / fp32", demo, demo_byte_ratio(16, FP32), FP32, 1),
+        ByteRatio("DeMo, k 32 / fp32", demo, demo_byte_ratio(DEMO["chosen"], FP32), FP32, 1),
+        ByteRatio(
+            "DeMo, k 1 / bf16", megabytes["dense"] / megabytes["least"], demo_byte_ratio(1, BF16), BF16, 1
+        ),
+        ByteRatio("DES-LOC, K 256", parallel, desloc_byte_ratio_over_data_parallel(), FP32, DESLOC_EVERY),
+        ByteRatio("DES-LOC / Local Adam", local_adam, desloc_byte_ratio_over_local_adam(), 3 * FP32, 1),
+        ByteRatio(
+            "MuLoCo, 2 bits / bf16",
+            published_value("therien2025.less"),
+            muloco_byte_ratio(),
+            BF16,
+            inner,
+            inner,
+        ),
+        ByteRatio("ZeRO++", published_value("wang2023.less"), zeropp_byte_ratio(), BF16, 1),
+    ]
 
 
-def sparseloco_ratio(chunk_bytes: float, element_bytes: float = FP32) -> float:
+def sparseloco_byte_ratio(chunk_bytes: float, element_bytes: float = FP32) -> float:
     return CHUNK * element_bytes / chunk_bytes
 
 
-def demo_ratio(k: int, element_bytes: float) -> float:
+def demo_byte_ratio(k: int, element_bytes: float) -> float:
     return DEMO["chunk"] * element_bytes / demo_chunk_bytes(k)
 
 
-def streaming_ratio() -> float:
-    return float(value("douillard2025.every") * BF16 / FP4)
+def streaming_diloco_byte_ratio() -> float:
+    return float(published_value("douillard2025.every") * BF16 / FP4)
 
 
-def peak_ratio() -> float:
+def streaming_diloco_peak_ratio() -> float:
     """Return all layers over those of a fragment, of streaming DiLoCo."""
-    layers = value("douillard2025.layers")
+    layers = published_value("douillard2025.layers")
     return float(layers["model"] / layers["fragment"])
 
 
-def desloc_ratio() -> float:
+def desloc_byte_ratio_over_data_parallel() -> float:
     """Return the ratio against a gradient every step."""
     return DESLOC_EVERY / sum(1 / period for period in PERIODS.values())
 
 
-def desloc_over_local_adam() -> float:
+def desloc_byte_ratio_over_local_adam() -> float:
     return len(PERIODS) / sum(1 / period for period in PERIODS.values())
 
 
-def muloco_ratio() -> float:
-    return float(8 * BF16 / value("therien2025.bits"))
+def muloco_byte_ratio() -> float:
+    return float(8 * BF16 / published_value("therien2025.bits"))
 
 
-def zeropp_ratio() -> float:
+def zeropp_byte_ratio() -> float:
     """Return weights forward and back and gradients, by weights in 8 bits, none, and gradients in 4."""
     return 3 * BF16 / (1 + 0 + FP4)
 
 
-def upload_s(chunk_bytes: float) -> float:
+def covenant_upload_s(chunk_bytes: float) -> float:
     """Return the seconds for one message of Covenant-72B, with so many bytes a chunk."""
-    bits = 8 * value("lidin2026.elements") * chunk_bytes / CHUNK
-    return float(bits / (MEGABIT * value("lidin2026.uplink")))
+    bits = 8 * published_value("lidin2026.elements") * chunk_bytes / CHUNK
+    return float(bits / (MEGABIT * published_value("lidin2026.uplink")))
 
 
-def bandwidth_ratios(method: str) -> pd.Series[float]:
+def bandwidth_ratio_by_utilisation(method: str) -> pd.Series[float]:
     """Return the bandwidth of data parallelism over that of the method, by utilisation."""
     ratios: pd.Series[float] = GBIT["parallel"] / GBIT[method]
     return ratios
 
 
-def loss_above(method: str, other: str) -> pd.Series[float]:
+def loss_difference_by_parameters(method: str, other: str) -> pd.Series[float]:
     """Return by how much a method's loss is above another's in Table 5, by parameters."""
     differences: pd.Series[float] = (LOSS[method] - LOSS[other]).round(2)
     return differences
 
 
-def hours_ratios() -> pd.Series[float]:
+def hours_ratio_by_tokens() -> pd.Series[float]:
     """Return the hours of data parallelism over those that its terabytes take at 1 Gbit/s, by tokens."""
     ratios: pd.Series[float] = HOURS["parallel"] / (8 * 1e3 * EXCHANGED["parallel"] / GBIT_PER_HOUR)
     return ratios
 
 
-def noloco_ratios() -> dict[str, float]:
+def diloco_over_noloco_ratios() -> dict[str, float]:
     """Return the DiLoCo of NoLoCo's comparison over it: local steps, and bytes of a worker and step."""
-    steps = {name: entry["every"] for name, entry in value("kolehmainen2025.configurations").items()}
-    models = value("kolehmainen2025.messages")
+    steps = {
+        name: entry["every"] for name, entry in published_value("kolehmainen2025.configurations").items()
+    }
+    models = published_value("kolehmainen2025.messages")
     step_bytes = {name: models[name] / steps[name] for name in steps}
     every = steps["diloco"] / steps["noloco"]
     return {"every": every, "bytes": step_bytes["diloco"] / step_bytes["noloco"]}
@@ -226,7 +249,7 @@ def _bytes_panel(axes: plots.Axes) -> None:
     axes.set_xlim(0.7, 3500)
     _set_ticks(axes, DECADES)
     box = {"boxstyle": "square,pad=0.1", "facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.8}
-    stars = [ratio for ratio in byte_ratios() if ratio.label in STARS]
+    stars = [ratio for ratio in published_and_computed_byte_ratios() if ratio.label in STARS]
     for ratio, (name, place) in zip(stars, STARS.values(), strict=True):
         x = ratio.every
         y = megabytes * ratio.of / ratio.published / ratio.more
@@ -237,7 +260,7 @@ def _bytes_panel(axes: plots.Axes) -> None:
 
 def _ratios_panel(axes: plots.Axes) -> None:
     """Draw published and re-derived ratios, a row each."""
-    ratios = byte_ratios()
+    ratios = published_and_computed_byte_ratios()
     rows = range(len(ratios))
     dots = [
         plots.Curve(OURS, [ratio.ours for ratio in ratios], rows, {"label": None, "ms": 4}),
@@ -261,12 +284,15 @@ def table(frames: Frames) -> list[Table]:
     """Return messages, ratios, uploads, and what Streaming DiLoCo's Tables 1, 4 and 5 say of each other."""
     ratio_rows = [
         {"ratio": ratio.label, "published": ratio.published, "by arithmetic": ratio.ours}
-        for ratio in byte_ratios()
+        for ratio in published_and_computed_byte_ratios()
     ]
-    bandwidths = pd.DataFrame({
-        "utilisation": GBIT.index, "data parallel over DiLoCo": bandwidth_ratios("diloco").array,
-        "data parallel over streaming": bandwidth_ratios("streaming").array,
-    })  # fmt: skip
+    bandwidths = pd.DataFrame(
+        {
+            "utilisation": GBIT.index,
+            "data parallel over DiLoCo": bandwidth_ratio_by_utilisation("diloco").array,
+            "data parallel over streaming": bandwidth_ratio_by_utilisation("streaming").array,
+        }
+    )
     losses = {
         "parallel": "data parallel", "diloco_30": "DiLoCo, H 30", "streaming_30": "streaming, H 30",
         "streaming_100": "streaming, H 100",
@@ -301,15 +327,18 @@ def _schemes_table() -> Table:
 
 
 def _uploads_table() -> Table:
-    round_s = value("lidin2026.communication")
-    chunks = value("lidin2026.elements") / CHUNK / GB
+    round_s = published_value("lidin2026.communication")
+    chunks = published_value("lidin2026.elements") / CHUNK / GB
     rows = [
         {
-            "message": label, "size": chunks * nbytes, "upload": upload_s(nbytes), "told of a round": round_s,
+            "message": label,
+            "size": chunks * nbytes,
+            "upload": covenant_upload_s(nbytes),
+            "told of a round": round_s,
             "uplink for that": 8 * 1e3 * chunks * nbytes / round_s,
         }
         for label, nbytes in (("packed", PACKED), ("not packed", UNPACKED), ("bf16, dense", CHUNK * BF16))
-    ]  # fmt: skip
+    ]
     units = {
         "size": "GB", "upload": "s at 110 Mbit/s", "told of a round": "s", "uplink for that": "Mbit/s",
     }  # fmt: skip
@@ -323,7 +352,7 @@ def _hours_table() -> Table:
         "streaming": EXCHANGED["streaming"].array,
         "times fewer": (EXCHANGED["parallel"] / EXCHANGED["streaming"]).array,
         "data parallel over 1 Gbit/s": HOURS["parallel"].array,
-        "that these bytes take": (HOURS["parallel"] / hours_ratios()).array,
+        "that these bytes take": (HOURS["parallel"] / hours_ratio_by_tokens()).array,
     })  # fmt: skip
     units = {
         "tokens": "billion", "data parallel": "TB", "streaming": "TB", "data parallel over 1 Gbit/s": "h",
@@ -334,53 +363,61 @@ def _hours_table() -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    ratios = bandwidth_ratios("diloco")
+    ratios = bandwidth_ratio_by_utilisation("diloco")
     return {
-        "packed": format_number(PACKED), "unpacked": format_number(UNPACKED), "chosen": SPARSELOCO["chosen"],
-        "chunk": CHUNK, "upload": format_number(round(upload_s(PACKED))),
-        "upload_unpacked": format_number(round(upload_s(UNPACKED))), "half": format_number(ratios.iloc[0]),
-        "most": format_number(ratios.iloc[-1]), "coefficient": COEFFICIENT,
-        "hours": format_number(round(1 / hours_ratios().iloc[0])),
-    }  # fmt: skip
+        "packed": format_number(PACKED),
+        "unpacked": format_number(UNPACKED),
+        "chosen": SPARSELOCO["chosen"],
+        "chunk": CHUNK,
+        "upload": format_number(round(covenant_upload_s(PACKED))),
+        "upload_unpacked": format_number(round(covenant_upload_s(UNPACKED))),
+        "half": format_number(ratios.iloc[0]),
+        "most": format_number(ratios.iloc[-1]),
+        "coefficient": COEFFICIENT,
+        "hours": format_number(round(1 / hours_ratio_by_tokens().iloc[0])),
+    }
 
 
 def claims() -> list[Claim]:
     """Return what the published numbers say of each other."""
-    round_s = value("lidin2026.communication")
-    computing_s = value("lidin2026.computing")
-    evaluated = pd.Series(value("douillard2025.evaluated"))
+    round_s = published_value("lidin2026.communication")
+    computing_s = published_value("lidin2026.computing")
+    evaluated = pd.Series(published_value("douillard2025.evaluated"))
     inner = (evaluated[["replica", "mean"]] - evaluated["outer"]).round(2)
-    replicas = pd.DataFrame(value("douillard2025.replicas"))
+    replicas = pd.DataFrame(published_value("douillard2025.replicas"))
     values: dict[str, float | tuple[float, int]] = {
-        "lidin2026.local-costs.packed": sparseloco_ratio(PACKED),
-        "lidin2026.local-costs.unpacked": sparseloco_ratio(UNPACKED),
-        "lidin2026.local-costs.bf16": sparseloco_ratio(PACKED, BF16),
+        "lidin2026.local-costs.packed": sparseloco_byte_ratio(PACKED),
+        "lidin2026.local-costs.unpacked": sparseloco_byte_ratio(UNPACKED),
+        "lidin2026.local-costs.bf16": sparseloco_byte_ratio(PACKED, BF16),
         "lidin2026.local-costs.utilisation": 100 * computing_s / (computing_s + round_s),
-        "lidin2026.local-costs.upload": round_s / upload_s(PACKED),
-        "lidin2026.local-costs.upload-unpacked": round_s / upload_s(UNPACKED),
-        "peng2024.local-costs.demo": demo_ratio(16, FP32),
-        "peng2024.local-costs.demo-reference": demo_ratio(DEMO["chosen"], FP32),
-        "peng2024.local-costs.demo-least": demo_ratio(1, BF16),
-        "douillard2023.local-costs.diloco": value("douillard2023.every"),
-        "douillard2025.local-costs.streaming-loss":
-            _most(100 * loss_above("diloco_30", "parallel") / LOSS["parallel"]),
-        "douillard2025.local-costs.streaming-fp4": _least(loss_above("diloco_30", "streaming_30")),
+        "lidin2026.local-costs.upload": round_s / covenant_upload_s(PACKED),
+        "lidin2026.local-costs.upload-unpacked": round_s / covenant_upload_s(UNPACKED),
+        "peng2024.local-costs.demo": demo_byte_ratio(16, FP32),
+        "peng2024.local-costs.demo-reference": demo_byte_ratio(DEMO["chosen"], FP32),
+        "peng2024.local-costs.demo-least": demo_byte_ratio(1, BF16),
+        "douillard2023.local-costs.diloco": published_value("douillard2023.every"),
+        "douillard2025.local-costs.streaming-loss": _most(
+            100 * loss_difference_by_parameters("diloco_30", "parallel") / LOSS["parallel"]
+        ),
+        "douillard2025.local-costs.streaming-fp4": _least(
+            loss_difference_by_parameters("diloco_30", "streaming_30")
+        ),
         "douillard2025.local-costs.streaming-outer": _least(inner),
-        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidth_ratios("streaming")),
-        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidth_ratios("diloco")),
-        "douillard2025.local-costs.streaming-exchanged": streaming_ratio(),
-        "douillard2025.local-costs.streaming-peak": peak_ratio(),
-        "douillard2025.local-costs.streaming-hours": _most(hours_ratios()),
+        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidth_ratio_by_utilisation("streaming")),
+        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidth_ratio_by_utilisation("diloco")),
+        "douillard2025.local-costs.streaming-exchanged": streaming_diloco_byte_ratio(),
+        "douillard2025.local-costs.streaming-peak": streaming_diloco_peak_ratio(),
+        "douillard2025.local-costs.streaming-hours": _most(hours_ratio_by_tokens()),
         "douillard2025.local-costs.streaming-replicas": _least((replicas[4] - replicas[2]).round(2)),
-        "therien2025.local-costs.muloco": muloco_ratio(),
-        "iacob2025.local-costs.desloc-local-adam": desloc_over_local_adam(),
-        "iacob2025.local-costs.desloc": desloc_ratio(),
-        "kolehmainen2025.local-costs.noloco-every": noloco_ratios()["every"],
-        "kolehmainen2025.local-costs.noloco-bytes": noloco_ratios()["bytes"],
-        "wang2023.local-costs.zeropp": zeropp_ratio(),
-    }  # fmt: skip
+        "therien2025.local-costs.muloco": muloco_byte_ratio(),
+        "iacob2025.local-costs.desloc-local-adam": desloc_byte_ratio_over_local_adam(),
+        "iacob2025.local-costs.desloc": desloc_byte_ratio_over_data_parallel(),
+        "kolehmainen2025.local-costs.noloco-every": diloco_over_noloco_ratios()["every"],
+        "kolehmainen2025.local-costs.noloco-bytes": diloco_over_noloco_ratios()["bytes"],
+        "wang2023.local-costs.zeropp": zeropp_byte_ratio(),
+    }
     return [
-        claim(name, exact_estimate, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
+        make_claim(name, exact_estimate, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
         for name, ours in values.items()
     ]
 

@@ -21,19 +21,19 @@ from experiments.config.run import Run
 from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_why as why
 from experiments.figures._trainings import COLUMN, MORE_SEEDS, SEEDS, NamedTrainings
-from experiments.figures.papers import claim
+from experiments.figures.papers import make_claim
 
 TITLE = "Which share of the drift to send: loss of a small language model by density"
 SCALE = _trainings.SCALE
-_DATA = papers.item("survey.local-density")
+_DATA = papers.item_data("survey.local-density")
 DENSITIES: Mapping[str, list[float]] = _DATA["densities"]
 INSIDE: list[float] = _DATA["inside"]  # said to be best
 ALL_DENSITIES = DENSITIES["paper"]
 DILOCO = "DiLoCo"
 TRAININGS = NamedTrainings(
     "local-why",
-    {density: why.complete_settings({"method.density": density}) for density in ALL_DENSITIES}
-    | {DILOCO: why.complete_settings({"method": "diloco"})},
+    {density: why.complete_training_settings({"method.density": density}) for density in ALL_DENSITIES}
+    | {DILOCO: why.complete_training_settings({"method": "diloco"})},
 )
 
 
@@ -45,20 +45,20 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    densities = [name for name in TRAININGS.keys_by_name(frames) if name != DILOCO]
+    densities = [name for name in TRAININGS.run_keys_by_name(frames) if name != DILOCO]
     if not densities:
         raise ValueError(plots.NOTHING_TO_DRAW)
     sparse = style.method_style("topk")._replace(label="SparseLoCo, 2 bits")
     dense = style.method_style("dense")._replace(label="DiLoCo, all of it in fp32")
-    ends = [TRAININGS.final_loss(frames, density) for density in densities]
+    ends = [TRAININGS.mean_final_loss(frames, density) for density in densities]
     by_density = [plots.Curve(sparse, densities, ends)]
-    if level := TRAININGS.final_loss(frames, DILOCO):
+    if level := TRAININGS.mean_final_loss(frames, DILOCO):
         by_density.append(plots.Curve(dense, [min(densities), max(densities)], [level, level]))
     by_steps = []
-    for density, position in _trainings.position_by_name(densities).items():
+    for density, position in _trainings.relative_position_by_name(densities).items():
         look = sparse._replace(label=f"density {format_number(density)}")
-        by_steps += TRAININGS.curves(frames, density, look, {"alpha": 0.3 + 0.7 * position})
-    by_steps += TRAININGS.curves(frames, DILOCO, dense._replace(label=""), {})
+        by_steps += TRAININGS.loss_curves(frames, density, look, {"alpha": 0.3 + 0.7 * position})
+    by_steps += TRAININGS.loss_curves(frames, DILOCO, dense._replace(label=""), {})
     panels = [
         plots.overlay_panels(
             plots.shaded_span_panel("x", min(INSIDE), max(INSIDE)),
@@ -71,18 +71,18 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """Return the loss at the end, by density."""
-    frames = _trainings.ensure_outcomes(frames)
+    frames = _trainings.with_outcome_columns(frames)
     rows = [
         {
             "density": "1 (DiLoCo)" if name == DILOCO else format_number(name),
-            **TRAININGS.loss_columns(frames, name),
-            "above DiLoCo": TRAININGS.loss_above(frames, name, DILOCO) if name != DILOCO else None,
-            **TRAININGS.sent_columns(frames, name),
+            **TRAININGS.loss_cells(frames, name),
+            "above DiLoCo": TRAININGS.final_loss_difference(frames, name, DILOCO) if name != DILOCO else None,
+            **TRAININGS.sent_bytes_and_seeds_cells(frames, name),
         }
-        for name in TRAININGS.keys_by_name(frames)
+        for name in TRAININGS.run_keys_by_name(frames)
     ]
     units = {"loss": "nats", "above DiLoCo": "nats", "in a round": "kB"}
-    note = papers.words("survey.local-density.note")
+    note = papers.text_template("survey.local-density.note")
     return Table.from_rows("At the end of the trainings", rows, units, note)
 
 
@@ -93,12 +93,12 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     return [
-        claim("survey.local-density.optimum", outside_above_inside),
-        claim("survey.local-density.below-diloco", diloco_above_best),
+        make_claim("survey.local-density.optimum", least_loss_outside_above_inside),
+        make_claim("survey.local-density.below-diloco", diloco_loss_above_best_inside),
     ]
 
 
-def outside_above_inside(frames: Frames) -> Estimate | None:
+def least_loss_outside_above_inside(frames: Frames) -> Estimate | None:
     """Return the least loss at densities outside less the least at those inside, by seed."""
     losses = _final_losses(frames)
     if losses is None:
@@ -109,7 +109,7 @@ def outside_above_inside(frames: Frames) -> Estimate | None:
 
 def _final_losses(frames: Frames) -> pd.DataFrame | None:
     """Return the loss at the end, a row per seed and a column per density; None where one did not run."""
-    keys_by_name = TRAININGS.keys_by_name(frames)
+    keys_by_name = TRAININGS.run_keys_by_name(frames)
     if not {*ALL_DENSITIES} <= {*keys_by_name}:
         return None
     seeds = frames.runs.set_index("key")["seed"]
@@ -119,7 +119,11 @@ def _final_losses(frames: Frames) -> pd.DataFrame | None:
     return losses
 
 
-def diloco_above_best(frames: Frames) -> Estimate | None:
+def diloco_loss_above_best_inside(frames: Frames) -> Estimate | None:
     """Return DiLoCo's loss at the end less the least of SparseLoCo's at the densities said to be best."""
     losses = _final_losses(frames)
-    return None if losses is None else TRAININGS.loss_above(frames, DILOCO, losses[INSIDE].mean().idxmin())
+    return (
+        None
+        if losses is None
+        else TRAININGS.final_loss_difference(frames, DILOCO, losses[INSIDE].mean().idxmin())
+    )

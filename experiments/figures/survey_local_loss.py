@@ -19,14 +19,14 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
-from experiments.figures._trainings import KILO, MEGA, NamedTrainings, mean_outcome
-from experiments.figures.papers import claim
+from experiments.figures._trainings import KILO, MEGA, NamedTrainings, scaled_mean_outcome
+from experiments.figures.papers import make_claim
 
 TITLE = "Loss of a small language model against bytes: every step, and every H steps"
 SCALE = _trainings.SCALE
 SEEDS = {"smoke": [0], "laptop": [0, 1], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [2, 3, 4], "paper": [3, 4]}
-_DATA = papers.item("survey.local-loss")
+_DATA = papers.item_data("survey.local-loss")
 EVERY: Mapping[str, Sequence[int]] = _DATA["every"]
 EVERY_STEP: Mapping[str, RunSettings] = _DATA["every_step"]
 LOCAL: Mapping[str, RunSettings] = _DATA["local"]
@@ -37,7 +37,7 @@ DENSE, DILOCO, SPARSELOCO, DEMO = "dense", "diloco", "sparseloco", "demo"
 ENOUGH_ROUNDS = 200  # that a training should have: what is sent of a round is a small part of what has moved
 
 
-class LocalMethod(NamedTuple):
+class MethodWithPeriod(NamedTuple):
     """A method, and its H; None averages every step."""
 
     name: str
@@ -49,12 +49,12 @@ class LocalMethod(NamedTuple):
         return LOOKS[self.name].label + (f", H = {self.every}" if self.every else "")
 
 
-def settings_by_method(periods: Sequence[int]) -> dict[LocalMethod, RunSettings]:
+def settings_by_method(periods: Sequence[int]) -> dict[MethodWithPeriod, RunSettings]:
     """Return the settings of every method, of local steps at each of these H."""
-    by_method = {LocalMethod(name): settings for name, settings in EVERY_STEP.items()}
+    by_method = {MethodWithPeriod(name): settings for name, settings in EVERY_STEP.items()}
     for name, settings in LOCAL.items():
         for every in periods:
-            by_method[LocalMethod(name, every)] = {**settings, "method.every": every}
+            by_method[MethodWithPeriod(name, every)] = {**settings, "method.every": every}
     return by_method
 
 
@@ -70,7 +70,7 @@ def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-def sent_mb(frames: Frames, keys: Sequence[str]) -> np.ndarray:
+def mean_sent_mb_by_validation(frames: Frames, keys: Sequence[str]) -> np.ndarray:
     """Return the megabytes that a worker has sent at each validation, the mean over seeds."""
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     steps = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
@@ -80,10 +80,10 @@ def sent_mb(frames: Frames, keys: Sequence[str]) -> np.ndarray:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    keys_by_method = TRAININGS.keys_by_name(frames)
+    keys_by_method = TRAININGS.run_keys_by_name(frames)
     if not keys_by_method:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    positions = _trainings.position_by_name(
+    positions = _trainings.relative_position_by_name(
         sorted({method.every for method in keys_by_method if method.every})
     )
     by_bytes = []
@@ -91,8 +91,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     for method, keys in keys_by_method.items():
         look = LOOKS[method.name]._replace(label=method.label)
         how = {"alpha": 1 - 0.65 * positions.get(method.every or 0, 0), "ms": 3}
-        by_steps += TRAININGS.curves(frames, method, look, how)
-        by_bytes += TRAININGS.curves(frames, method, look, how, sent_mb(frames, keys))
+        by_steps += TRAININGS.loss_curves(frames, method, look, how)
+        by_bytes += TRAININGS.loss_curves(frames, method, look, how, mean_sent_mb_by_validation(frames, keys))
     panels = [
         plots.curves_panel(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
         plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
@@ -102,27 +102,32 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> list[Table]:
     """Return loss and bytes at the end of each method's trainings, and what was sent by step and by round."""
-    frames = _trainings.ensure_outcomes(frames)
-    keys_by_method = TRAININGS.keys_by_name(frames)
-    sent = {method: float(sent_mb(frames, keys)[-1]) for method, keys in keys_by_method.items()}
-    dense_mb = sent.get(LocalMethod(DENSE))
+    frames = _trainings.with_outcome_columns(frames)
+    keys_by_method = TRAININGS.run_keys_by_name(frames)
+    sent = {
+        method: float(mean_sent_mb_by_validation(frames, keys)[-1]) for method, keys in keys_by_method.items()
+    }
+    dense_mb = sent.get(MethodWithPeriod(DENSE))
     end_rows = []
     sent_rows = []
     for method, keys in keys_by_method.items():
-        columns = TRAININGS.sent_columns(frames, method)
+        columns = TRAININGS.sent_bytes_and_seeds_cells(frames, method)
         end_rows.append({
-            "method": method.label, **TRAININGS.loss_columns(frames, method),
-            "over dense": loss_over_dense(frames, *method), "sent by a worker": sent[method],
+            "method": method.label, **TRAININGS.loss_cells(frames, method),
+            "over dense": final_loss_over_dense(frames, *method), "sent by a worker": sent[method],
             "times fewer bytes": dense_mb / sent[method] if dense_mb else None, "seeds": columns["seeds"],
         })  # fmt: skip
-        sent_rows.append({
-            "method": method.label,
-            "rounds": _trainings.last_step(frames) // method.every if method.every else None,
-            "in a step": mean_outcome(frames, keys, "wire_bytes", KILO), "in a round": columns["in a round"],
-            "messages in a step": mean_outcome(frames, keys, "messages"),
-            "messages in a round": mean_outcome(frames, keys, "round_messages"),
-        })  # fmt: skip
-    note, by_round = (papers.words(f"survey.local-loss.{part}") for part in ("note", "by-round"))
+        sent_rows.append(
+            {
+                "method": method.label,
+                "rounds": _trainings.longest_training_steps(frames) // method.every if method.every else None,
+                "in a step": scaled_mean_outcome(frames, keys, "wire_bytes", KILO),
+                "in a round": columns["in a round"],
+                "messages in a step": scaled_mean_outcome(frames, keys, "messages"),
+                "messages in a round": scaled_mean_outcome(frames, keys, "round_messages"),
+            }
+        )
+    note, by_round = (papers.text_template(f"survey.local-loss.{part}") for part in ("note", "by-round"))
     units = {"loss": "nats", "sent by a worker": "MB"}
     return [
         Table.from_rows("At the end of the trainings", end_rows, units, note),
@@ -131,12 +136,12 @@ def table(frames: Frames) -> list[Table]:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    steps = _trainings.last_step(frames)
-    periods = [method.every for method in TRAININGS.keys_by_name(frames) if method.name == DILOCO]
+    steps = _trainings.longest_training_steps(frames)
+    periods = [method.every for method in TRAININGS.run_keys_by_name(frames) if method.name == DILOCO]
     rounds = [f"{steps // every:,} with H = {every}" for every in periods]
     few = [every for every in periods if steps // every < ENOUGH_ROUNDS]
     aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.join_words(few)}" if few else ""
-    return {**_trainings.facts(frames), "rounds": captions.join_words(rounds) + aim}
+    return {**_trainings.training_facts(frames), "rounds": captions.join_words(rounds) + aim}
 
 
 def claims() -> list[Claim]:
@@ -144,22 +149,30 @@ def claims() -> list[Claim]:
     names = {every: "as-good-at-30" if every == 30 else "as-good" for every in EVERY["laptop"]}
     return [
         *(
-            claim(f"{family}.{name}", loss_over_dense, DILOCO, every, case=str(every), every=every)
+            make_claim(f"{family}.{name}", final_loss_over_dense, DILOCO, every, case=str(every), every=every)
             for every, name in names.items()
         ),
         *(
-            claim(f"{family}.sparseloco-below", diloco_above_sparseloco, every, case=str(every), every=every)
+            make_claim(
+                f"{family}.sparseloco-below",
+                diloco_loss_above_sparseloco,
+                every,
+                case=str(every),
+                every=every,
+            )
             for every in names
         ),
-        claim(f"{family}.demo-as-good", loss_over_dense, DEMO, None),
+        make_claim(f"{family}.demo-as-good", final_loss_over_dense, DEMO, None),
     ]
 
 
-def loss_over_dense(frames: Frames, name: str, every: int | None) -> Estimate | None:
+def final_loss_over_dense(frames: Frames, name: str, every: int | None) -> Estimate | None:
     """Return a method's loss at the end over that of averaging every step's gradients, paired by seed."""
-    return TRAININGS.loss_ratio(frames, LocalMethod(name, every), LocalMethod(DENSE))
+    return TRAININGS.final_loss_ratio(frames, MethodWithPeriod(name, every), MethodWithPeriod(DENSE))
 
 
-def diloco_above_sparseloco(frames: Frames, every: int) -> Estimate | None:
+def diloco_loss_above_sparseloco(frames: Frames, every: int) -> Estimate | None:
     """Return DiLoCo's loss at the end less SparseLoCo's, at the same H; paired by seed."""
-    return TRAININGS.loss_above(frames, LocalMethod(DILOCO, every), LocalMethod(SPARSELOCO, every))
+    return TRAININGS.final_loss_difference(
+        frames, MethodWithPeriod(DILOCO, every), MethodWithPeriod(SPARSELOCO, every)
+    )

@@ -20,11 +20,11 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
 from experiments.figures._trainings import MORE_SEEDS, SEEDS, NamedTrainings
-from experiments.figures.papers import claim
+from experiments.figures.papers import make_claim
 
 TITLE = "What in SparseLoCo does the work: its parts switched one at a time"
 SCALE = _trainings.SCALE
-_DATA = papers.item("survey.local-why")
+_DATA = papers.item_data("survey.local-why")
 VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 # Trainings by how values travel: bits of a value, and the squared error in percent of the squared values.
 CODES: Mapping[str, Mapping[str, float]] = _DATA["codes"]
@@ -38,13 +38,13 @@ MAX_DRAWN_NATS = 1.0  # what diverged ends beyond
 LINE = {"linestyle": "-", "marker": "", "lw": 1, "zorder": 1}
 
 
-def complete_settings(changes: RunSettings) -> RunSettings:
+def complete_training_settings(changes: RunSettings) -> RunSettings:
     """Return all settings by which a training is told from the others, given those in which it differs."""
     return {**_DATA["diloco" if changes.get("method") == "diloco" else "sparseloco"], **changes}
 
 
 TRAININGS = NamedTrainings(
-    "local-why", {name: complete_settings(changes) for name, changes in VARIANTS.items()}
+    "local-why", {name: complete_training_settings(changes) for name, changes in VARIANTS.items()}
 )
 
 
@@ -55,7 +55,7 @@ def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-class Difference(NamedTuple):
+class FinalLossDifference(NamedTuple):
     """Distance by which a training ends above the first of its line."""
 
     name: str
@@ -76,14 +76,14 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = []
     for title, lines in QUESTIONS:
         pairs = [(name, first) for first, *others in lines for name in others]
-        estimates = [(*pair, TRAININGS.loss_above(frames, *pair)) for pair in pairs]
-        differences = [Difference(name, first, nats) for name, first, nats in estimates if nats]
+        estimates = [(*pair, TRAININGS.final_loss_difference(frames, *pair)) for pair in pairs]
+        differences = [FinalLossDifference(name, first, nats) for name, first, nats in estimates if nats]
         if differences:
             panels.append(_panel(title, differences))
     return plots.compose_figure(panels, 1.8 * len(panels), rows=len(panels), keys=(), sharex=True)
 
 
-def _panel(title: str, differences: list[Difference]) -> plots.Panel:
+def _panel(title: str, differences: list[FinalLossDifference]) -> plots.Panel:
     look, zero_look = (style.method_style(name)._replace(label="") for name in ("topk", "dense"))
     means = [min(difference.nats.value, MAX_DRAWN_NATS) for difference in differences]
     curves = [plots.Curve(zero_look, (0, 0), (-0.5, len(differences) - 0.5), LINE)]
@@ -98,8 +98,8 @@ def _panel(title: str, differences: list[Difference]) -> plots.Panel:
 
 def table(frames: Frames) -> list[Table]:
     """Return the loss of every training at the end, and against the one of its comparison, by question."""
-    frames = _trainings.ensure_outcomes(frames)
-    trained = TRAININGS.keys_by_name(frames)
+    frames = _trainings.with_outcome_columns(frames)
+    trained = TRAININGS.run_keys_by_name(frames)
     tables = []
     for title, lines in QUESTIONS:
         is_of_codes = CODES.keys() == {*lines[0]}
@@ -107,53 +107,61 @@ def table(frames: Frames) -> list[Table]:
         for first, *others in lines:
             for name in filter(trained.__contains__, (first, *others)):
                 is_first = name == first
-                rows.append({
-                    "training": name, **(CODES[name] if is_of_codes else {}),
-                    **TRAININGS.loss_columns(frames, name),
-                    "above": None if is_first else TRAININGS.loss_above(frames, name, first),
-                    "compared with": "" if is_first else first, **TRAININGS.sent_columns(frames, name),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "training": name,
+                        **(CODES[name] if is_of_codes else {}),
+                        **TRAININGS.loss_cells(frames, name),
+                        "above": None if is_first else TRAININGS.final_loss_difference(frames, name, first),
+                        "compared with": "" if is_first else first,
+                        **TRAININGS.sent_bytes_and_seeds_cells(frames, name),
+                    }
+                )
         if rows:
             units = {name: unit for name, unit in UNITS.items() if name in rows[0]}
-            note = papers.words(f"survey.local-why.{'codes' if is_of_codes else 'note'}")
+            note = papers.text_template(f"survey.local-why.{'codes' if is_of_codes else 'note'}")
             tables.append(Table.from_rows(title, rows, units, note))
     return tables
 
 
 def facts(frames: Frames) -> dict[str, object]:
     every = int(_DATA["sparseloco"]["method.every"])
-    rounds = f"{_trainings.last_step(frames) // every:,}"
-    return {**_trainings.facts(frames), "every": every, "rounds": rounds}
+    rounds = f"{_trainings.longest_training_steps(frames) // every:,}"
+    return {**_trainings.training_facts(frames), "every": every, "rounds": rounds}
 
 
 def claims() -> list[Claim]:
     family = "survey.local-why"
-    above = TRAININGS.loss_above
-    over = TRAININGS.loss_ratio
+    above = TRAININGS.final_loss_difference
+    over = TRAININGS.final_loss_ratio
     return [
-        claim(f"{family}.momentum-helps-dense", above, "DiLoCo, no momentum, first step alike", DILOCO),
-        claim(f"{family}.no-momentum-needed", least_above, ["Nesterov, first step", "Nesterov, long run"]),
+        make_claim(f"{family}.momentum-helps-dense", above, "DiLoCo, no momentum, first step alike", DILOCO),
+        make_claim(
+            f"{family}.no-momentum-needed",
+            least_loss_above_paper,
+            ["Nesterov, first step", "Nesterov, long run"],
+        ),
         *(
-            claim(f"{family}.senders", above, workers, f"{many} senders", case=str(many), many=many)
+            make_claim(f"{family}.senders", above, workers, f"{many} senders", case=str(many), many=many)
             for many, workers in _DATA["workers"].items()
         ),
-        claim(f"{family}.two-bits", over, BASE, "fp32"),
-        claim(f"{family}.symmetric", above, BASE, "symmetric 2 bits"),
-        claim(f"{family}.four-bits", over, "E3M0, 4 bits", "fp32"),
-        claim(f"{family}.outer-evaluates", above, "a replica", BASE),
-        claim(f"{family}.decay", least_above, ["decay 0.9", "decay 1"]),
-        claim(f"{family}.which", largest_distance, QUESTIONS[-1][1][0][1:]),
+        make_claim(f"{family}.two-bits", over, BASE, "fp32"),
+        make_claim(f"{family}.symmetric", above, BASE, "symmetric 2 bits"),
+        make_claim(f"{family}.four-bits", over, "E3M0, 4 bits", "fp32"),
+        make_claim(f"{family}.outer-evaluates", above, "a replica", BASE),
+        make_claim(f"{family}.decay", least_loss_above_paper, ["decay 0.9", "decay 1"]),
+        make_claim(f"{family}.which", largest_loss_distance_from_paper, QUESTIONS[-1][1][0][1:]),
     ]
 
 
-def least_above(frames: Frames, names: list[str]) -> Estimate | None:
+def least_loss_above_paper(frames: Frames, names: list[str]) -> Estimate | None:
     """Return the least by which one of these ends above the paper's, where all ran."""
-    differences = [TRAININGS.loss_above(frames, name, BASE) for name in names]
+    differences = [TRAININGS.final_loss_difference(frames, name, BASE) for name in names]
     return None if None in differences else min(filter(None, differences), key=lambda nats: nats.value)
 
 
-def largest_distance(frames: Frames, names: list[str]) -> Estimate | None:
+def largest_loss_distance_from_paper(frames: Frames, names: list[str]) -> Estimate | None:
     """Return the most by which one of these ends apart from the paper's, above or below, where all ran."""
     pairs = [pair for name in names for pair in ((name, BASE), (BASE, name))]
-    differences = [TRAININGS.loss_above(frames, *pair) for pair in pairs]
+    differences = [TRAININGS.final_loss_difference(frames, *pair) for pair in pairs]
     return None if None in differences else max(filter(None, differences), key=lambda nats: nats.value)

@@ -23,8 +23,8 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, list_settings, profile_settings
-from experiments.figures.papers import claim
+from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, setting_values_text
+from experiments.figures.papers import make_claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
 RATES = (0.1, 0.01)  # the learning rates tried with a method; more seeds train at the first
@@ -50,7 +50,7 @@ UPDATED = style.MethodStyle("in the update", "#D55E00", "s", "")
 SPARSE: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
 
 
-class TriedMethod(NamedTuple):
+class MethodVariant(NamedTuple):
     """A method as it is run here."""
 
     method: str
@@ -66,7 +66,9 @@ class TriedMethod(NamedTuple):
 
 
 # By label.
-VARIANTS = {label: TriedMethod(**entry) for label, entry in papers.item("survey.methods")["variants"].items()}
+VARIANTS = {
+    label: MethodVariant(**entry) for label, entry in papers.item_data("survey.methods")["variants"].items()
+}
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.
 TRAINING: RunSettings = {
@@ -94,11 +96,13 @@ def more_runs(profile: str) -> list[Run]:
     ]
 
 
-def _profile_variants(profile: str) -> list[TriedMethod]:
+def _profile_variants(profile: str) -> list[MethodVariant]:
     return [variant for label, variant in VARIANTS.items() if profile != "smoke" or label in SMOKE]
 
 
-def _trainings(variant: TriedMethod, profile: str, seeds: Sequence[int], rates: Sequence[float]) -> list[Run]:
+def _trainings(
+    variant: MethodVariant, profile: str, seeds: Sequence[int], rates: Sequence[float]
+) -> list[Run]:
     if profile == "smoke":
         shared = yoon2022.recipe_run(profile, profile_settings("convergence", profile)) | {
             "train.held_out": 100
@@ -109,7 +113,7 @@ def _trainings(variant: TriedMethod, profile: str, seeds: Sequence[int], rates: 
     return [shared | {"seed": seed, "task.lr": rate} for seed in seeds for rate in rates]
 
 
-class ChosenTrainings(NamedTuple):
+class TrainingsAtChosenRate(NamedTuple):
     """A method's trainings at the learning rate that counts."""
 
     rate: float
@@ -120,7 +124,7 @@ class ChosenTrainings(NamedTuple):
 
 
 @cache_by_frames
-def choose_trainings(frames: Frames) -> dict[str, ChosenTrainings]:
+def trainings_at_chosen_rate_by_method(frames: Frames) -> dict[str, TrainingsAtChosenRate]:
     """Return each method that has runs at the rate that ends best on the images held out.
 
     By the choosing seed. Records of trainings that held no images out were chosen by the test set itself.
@@ -129,7 +133,7 @@ def choose_trainings(frames: Frames) -> dict[str, ChosenTrainings]:
         return {}
     chosen = {}
     ends = frames.epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")
-    labels = frames.runs["config_json"].map(variant_label)
+    labels = frames.runs["config_json"].map(variant_label_of_config)
     for name in VARIANTS:
         runs = frames.runs[labels == name].sort_values("seed")
         tried = runs.loc[runs["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
@@ -141,7 +145,7 @@ def choose_trainings(frames: Frames) -> dict[str, ChosenTrainings]:
             assert top1 is not None, "what was chosen was validated"
             others = tried.drop(rate).map(ends[_test_column(frames)]).dropna().to_dict()
             last = ends.loc[keys].mean(numeric_only=True)
-            chosen[name] = ChosenTrainings(rate, keys, top1, others, last)
+            chosen[name] = TrainingsAtChosenRate(rate, keys, top1, others, last)
     return chosen
 
 
@@ -150,7 +154,7 @@ def _test_column(frames: Frames) -> str:
     return "test_top1" if frames.epochs["test_top1"].notna().any() else "val_top1"
 
 
-def variant_label(config_json: str) -> str:
+def variant_label_of_config(config_json: str) -> str:
     """Return the variant that a run with this config is of."""
     method = json.loads(config_json)["method"]
     special = {
@@ -164,7 +168,7 @@ def variant_label(config_json: str) -> str:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    chosen = choose_trainings(frames)
+    chosen = trainings_at_chosen_rate_by_method(frames)
     if not chosen:
         raise ValueError(plots.NOTHING_TO_DRAW)
     names = [*chosen]
@@ -210,8 +214,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """Return accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
-    chosen = choose_trainings(frames)
-    gaps = {name: top1_gap(frames, "dense", name) for name in chosen}
+    chosen = trainings_at_chosen_rate_by_method(frames)
+    gaps = {name: final_top1_gap(frames, "dense", name) for name in chosen}
     rows = [
         {
             "method": name,
@@ -264,28 +268,28 @@ def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
     return {
         "near": format_number(NEAR), "chosen_by": _describe_choice(frames), "epochs": epochs, "steps": steps,
-        "seeds": list_settings(frames, "seed"),
+        "seeds": setting_values_text(frames, "seed"),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    spread = yoon2022.replicate_gap_spread("val_top1")
+    spread = yoon2022.published_replicate_gap_spread("val_top1")
     return [
-        claim(
-            "eghlidi2020.block-allreduce-below-allgather", top1_gap, "Block-random-k",
+        make_claim(
+            "eghlidi2020.block-allreduce-below-allgather", final_top1_gap, "Block-random-k",
             "Block-random-k allreduce", tolerance=spread,
         ),
-        claim(
-            "eghlidi2020.topk-layerwise-above-rates", top1_gap, "Top-k layer-wise", "Top-k",
+        make_claim(
+            "eghlidi2020.topk-layerwise-above-rates", final_top1_gap, "Top-k layer-wise", "Top-k",
             id="layerwise-above-global",
         ),
-        claim("eghlidi2020.topk-ends-close", top1_gap, "dense", "Top-k", tolerance=spread),
+        make_claim("eghlidi2020.topk-ends-close", final_top1_gap, "dense", "Top-k", tolerance=spread),
     ]  # fmt: skip
 
 
-def top1_gap(frames: Frames, above: str, below: str) -> Estimate | None:
+def final_top1_gap(frames: Frames, above: str, below: str) -> Estimate | None:
     """Return the final top-1 of one method less that of another, each at its own rate; paired by seed."""
-    chosen = choose_trainings(frames)
+    chosen = trainings_at_chosen_rate_by_method(frames)
     if not {above, below} <= set(chosen):
         return None
     return final_difference(frames, chosen[above].keys, chosen[below].keys, _test_column(frames))

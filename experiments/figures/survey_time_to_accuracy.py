@@ -26,10 +26,14 @@ from analysis.times.time_to_target import (
 )
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TRAINED, list_settings, scaled_settings, setting_axis, span_grid
-from experiments.figures.papers import claim, words
+from experiments.figures._runs import TRAINED, scaled_settings, setting_axis, setting_values_text, span_grid
+from experiments.figures.papers import make_claim, text_template
 from experiments.figures.survey_crossover_measured import DENSE as DENSE
-from experiments.figures.survey_crossover_measured import MODELS, SMALL, variants_in_buckets
+from experiments.figures.survey_crossover_measured import (
+    MODELS,
+    SMALL,
+    settings_by_variant_with_bucketed_dense,
+)
 
 SCALE = yoon2022.TRAINING_SCALE
 TITLE = "Validation accuracy against time, whole trainings over a slow link"
@@ -50,35 +54,37 @@ ONE_SECOND = Estimate.exact(1.0, 1, "runs")  # of seconds, which need no time of
 def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     """Return both methods of a seed before the next seed."""
     shared = scaled_settings(TRAINED, "time-to-accuracy", profile) | {"link": LINK}
-    methods = variants_in_buckets("time-to-accuracy", (MODELS | SMALL)[str(shared["task"])])
+    methods = settings_by_variant_with_bucketed_dense(
+        "time-to-accuracy", (MODELS | SMALL)[str(shared["task"])]
+    )
     return span_grid(shared, setting_axis("seed", seeds[profile]), methods.values())
 
 
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-def keys_by_method(frames: Frames) -> dict[str, list[str]]:
+def run_keys_by_method(frames: Frames) -> dict[str, list[str]]:
     """Return the runs of each method.
 
     Raises:
         ValueError: one has none.
     """
-    keys = {name: yoon2022.method_keys(frames, name) for name in LOOKS}
+    keys = {name: yoon2022.method_run_keys(frames, name) for name in LOOKS}
     if not all(keys.values()):
         raise ValueError(plots.NOTHING_TO_DRAW)
     return keys
 
 
-def target_percent(frames: Frames, share: float = SHARE) -> float | None:
+def target_top1_percent(frames: Frames, share: float = SHARE) -> float | None:
     """Return the top-1 that is so many percent of what dense ends at."""
-    keys = yoon2022.method_keys(frames, DENSE)
+    keys = yoon2022.method_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * share / 100 if end else None
 
 
 def seconds_to_level(frames: Frames, name: str, level: float) -> CrossingBySeed:
     """Return the seconds of steps until a validation first shows so many percent, by seed."""
-    return crossing_by_seed(frames, yoon2022.method_keys(frames, name), COLUMN, level, by="wall_s")
+    return crossing_by_seed(frames, yoon2022.method_run_keys(frames, name), COLUMN, level, by="wall_s")
 
 
 def speedup_to_level(frames: Frames, slow: str, fast: str, level: float) -> Estimate | None:
@@ -90,13 +96,15 @@ def speedup_to_level(frames: Frames, slow: str, fast: str, level: float) -> Esti
 def draw(frames: Frames, profile: str) -> plots.Figure:
     by_minutes = []
     by_steps = []
-    for name, keys in keys_by_method(frames).items():
+    for name, keys in run_keys_by_method(frames).items():
         table = mean_curve(frames, keys, COLUMN)
         by_minutes.append(plots.Curve(LOOKS[name], _validation_minutes(frames, keys), table))
         by_steps.append(plots.Curve(LOOKS[name], table["step"], table))
     axes: dict[str, Any] = {
-        "level": target_percent(frames), "xlim": (0, None), "title": f"over {Evidence(frames).link_text()}",
-    }  # fmt: skip
+        "level": target_top1_percent(frames),
+        "xlim": (0, None),
+        "title": f"over {Evidence(frames).link_text()}",
+    }
     panels = [
         plots.curves_panel(by_minutes, xlabel="Minutes of training", **axes),
         plots.curves_panel(by_steps, xlabel="Optimiser steps", **axes),
@@ -112,14 +120,14 @@ def _validation_minutes(frames: Frames, keys: Sequence[str]) -> list[float]:
 
 def table(frames: Frames) -> list[Table]:
     """Return the time to each level, the registered one first; and what the trainings came to."""
-    level = target_percent(frames)
+    level = target_top1_percent(frames)
     assert level is not None, "dense was trained"
     levels = {f"{format_number(SHARE)} % of dense's end ({format_brief(level)})": level}
     levels |= {format_number(level): level for level in LEVELS}
     time_rows = [_time_row(frames, *labelled) for labelled in levels.items()]
     time_units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
     end_rows = []
-    for name, keys in keys_by_method(frames).items():
+    for name, keys in run_keys_by_method(frames).items():
         wall_s = _last_value(frames, keys, "wall_s")
         end_rows.append({
             "method": LOOKS[name].label, "at the end": final_mean(frames, keys, COLUMN),
@@ -127,7 +135,7 @@ def table(frames: Frames) -> list[Table]:
             "in all": wall_s.scale_by(1 / 60), "seeds": len(keys),
         })  # fmt: skip
     end_units = {"at the end": "%", "step": "ms", "in all": "min"}
-    note = words("survey.time-to-accuracy.note")
+    note = text_template("survey.time-to-accuracy.note")
     return [
         Table.from_rows("Time until a validation first shows an accuracy", time_rows, time_units, note),
         Table.from_rows("At the end of the trainings", end_rows, end_units),
@@ -159,33 +167,33 @@ def _last_value(frames: Frames, keys: Sequence[str], column: str) -> Estimate:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    level = target_percent(frames)
+    level = target_top1_percent(frames)
     assert level is not None, "what is drawn has dense trainings"
     missing = [
         f"{look.label} with seed {seed}"
         for name, look in LOOKS.items()
         for seed in _missing_seeds(seconds_to_level(frames, name, level))
     ]
-    never = words("survey.time-to-accuracy.never").format(who=captions.join_words(missing))
+    never = text_template("survey.time-to-accuracy.never").format(who=captions.join_words(missing))
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
         "link": Evidence(frames).link_text(), "share": format_number(SHARE), "target": format_brief(level),
         "never": never * bool(missing), "falls": captions.join_words(falls),
-        "every": list_settings(frames, "train.validate_every"),
+        "every": setting_values_text(frames, "train.validate_every"),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
     return [
-        claim("survey.time-to-accuracy.sooner", speedup_to_share, DENSE, TOPK, SHARE, link=LINK,
+        make_claim("survey.time-to-accuracy.sooner", speedup_to_share_of_dense, DENSE, TOPK, SHARE, link=LINK,
               share=format_number(SHARE))
     ]  # fmt: skip
 
 
-def speedup_to_share(frames: Frames, slow: str, fast: str, share: float) -> Estimate | None:
+def speedup_to_share_of_dense(frames: Frames, slow: str, fast: str, share: float) -> Estimate | None:
     """Return the slow method's time to this share of dense's end over the fast one's, paired by seed.
 
     0 where only the slow one gets there.
     """
-    level = target_percent(frames, share)
+    level = target_top1_percent(frames, share)
     return None if level is None else speedup_to_level(frames, slow, fast, level)

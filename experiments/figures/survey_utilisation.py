@@ -139,7 +139,7 @@ def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[flo
 def method_step_seconds_by_launch(
     frames: Frames, method: str, link: RequestedLink, timed: int | None = None
 ) -> dict[int, StepSeconds]:
-    """Return what steps with an exchange and without take, by launch; see `launch_keys`."""
+    """Return what steps with an exchange and without take, by launch; see `launch_run_keys`."""
     return exchange_rounds.step_seconds_by_launch(
         frames, launch_run_keys(frames, method, link, timed), exchanges_per_round(method)
     )

@@ -15,8 +15,8 @@ from experiments.figures import _yoon2022 as yoon2022
 TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
 SCALE = yoon2022.TRAINING_SCALE
-published_results = yoon2022.published_results
-runs, facts = yoon2022.convergence_runs, convergence.facts
+published_results = yoon2022.published_results_by_method
+runs, facts = yoon2022.convergence_runs, convergence.convergence_facts
 
 
 def more_runs(profile: str) -> list[Run]:
@@ -24,17 +24,19 @@ def more_runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw_curves(frames, convergence.seeds_by_method(frames), {COLUMN: "Validation loss"})
+    return convergence.draw_curves_and_ends(
+        frames, convergence.replicates_by_method(frames), {COLUMN: "Validation loss"}
+    )
 
 
 def table(frames: Frames) -> Table:
-    return convergence.table_of_ends(frames, convergence.seeds_by_method(frames), {COLUMN: ""})
+    return convergence.final_values_table(frames, convergence.replicates_by_method(frames), {COLUMN: ""})
 
 
 def claims() -> list[Claim]:
     flips: dict[str, Any] = {"settles_at": convergence.overtaking_step}
     return [
-        *convergence.end_claims("yoon2022.fig2.end", COLUMN),
-        convergence.gap_claim("yoon2022.fig2.topk-ends-slightly-above", "topk", "dense", COLUMN),
-        convergence.gap_claim("yoon2022.fig2.randomk-ends-above", "randomk", "topk", COLUMN, **flips),
+        *convergence.final_value_claims("yoon2022.fig2.end", COLUMN),
+        convergence.final_gap_claim("yoon2022.fig2.topk-ends-slightly-above", "topk", "dense", COLUMN),
+        convergence.final_gap_claim("yoon2022.fig2.randomk-ends-above", "randomk", "topk", COLUMN, **flips),
     ]

@@ -16,7 +16,7 @@ from analysis.stats import Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._published import no_runs
-from experiments.figures.papers import claim, of_methods
+from experiments.figures.papers import make_claim, make_claims_by_method
 
 TITLE = "Validation accuracy of every epoch, from the authors' logs"
 SCALE = yoon2022.TRAINING_SCALE
@@ -43,7 +43,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         for workers in looks
     ]  # fmt: skip
     gaps = _epochs_panel(
-        {look: gap_over_epochs(workers) for workers, look in looks.items()},
+        {look: positive_top1_gap_by_epoch(workers) for workers, look in looks.items()},
         title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
     )  # fmt: skip
     key = plots.legend_panel(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
@@ -60,7 +60,7 @@ def _epochs_panel(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -
     )
 
 
-def gap_over_epochs(workers: int) -> pd.DataFrame:
+def positive_top1_gap_by_epoch(workers: int) -> pd.DataFrame:
     """Return by how many points dense was ahead of Top-k on the same machine: mean, low and high by epoch.
 
     A logarithmic axis has no place for what is not above 0: it becomes NaN, and the curve is interrupted.
@@ -104,9 +104,9 @@ def facts(frames: Frames) -> dict[str, int]:
 
 def claims() -> list[Claim]:
     return [
-        *of_methods("yoon2022.fig3-logs.end", _method_end, METHODS),
-        claim("yoon2022.fig3-logs.dense-ends-above", _mean_gap),
-        claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_of_more_workers),
+        *make_claims_by_method("yoon2022.fig3-logs.end", _method_end, METHODS),
+        make_claim("yoon2022.fig3-logs.dense-ends-above", _mean_gap),
+        make_claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_of_more_workers),
     ]
 
 

@@ -13,24 +13,26 @@ from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, variant_settings
-from experiments.figures.papers import claim
+from experiments.figures._runs import MORE_SEEDS, SEEDS, profile_settings, settings_by_variant
+from experiments.figures.papers import make_claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
-published_results = yoon2022.published_results
+published_results = yoon2022.published_results_by_method
 COLUMN = "val_top1"
-METHODS = variant_settings("fig3-slim")
+METHODS = settings_by_variant("fig3-slim")
 DENSER = METHODS["topk-denser"]["method.density"]
 LOOKS = {
     "topk": style.method_style("topk")._replace(label="Top-k, 0.001"),
     "topk-denser": style.MethodStyle("Top-k, 0.01", "#56B4E9", "D", "\\\\"),
     "randomk": style.method_style("randomk")._replace(label="Random-k, 0.001"),
 }
-facts = convergence.facts
+facts = convergence.convergence_facts
 
 
-def item_runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = "fig3-slim") -> list[Run]:
+def training_runs_of_item(
+    profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = "fig3-slim"
+) -> list[Run]:
     """Return the trainings of an item, all methods of a seed before the next seed.
 
     Args:
@@ -45,43 +47,45 @@ def item_runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = 
     ]
 
 
-runs = item_runs
+runs = training_runs_of_item
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     columns = {COLUMN: "Validation top-1 (%)", "val_loss": "Validation loss"}
-    return convergence.draw_curves(frames, seeds_by_training(frames), columns)
+    return convergence.draw_curves_and_ends(frames, replicates_by_training(frames), columns)
 
 
-def seeds_by_training(frames: Frames) -> dict[str, convergence.Seeds]:
+def replicates_by_training(frames: Frames) -> dict[str, convergence.SeedReplicates]:
     """Return the runs of each method and density."""
     lines = {}
     for name in METHODS:
-        if keys := training_keys(frames, name):
+        if keys := training_run_keys(frames, name):
             look = LOOKS.get(name, style.method_style(name))
-            lines[name] = convergence.Seeds(look, keys, "" if name == "topk-denser" else name)
+            lines[name] = convergence.SeedReplicates(look, keys, "" if name == "topk-denser" else name)
     if not lines:
         raise ValueError(plots.NOTHING_TO_DRAW)
     return lines
 
 
 def table(frames: Frames) -> Table:
-    return convergence.table_of_ends(frames, seeds_by_training(frames), {COLUMN: "%", "val_loss": ""})
+    return convergence.final_values_table(
+        frames, replicates_by_training(frames), {COLUMN: "%", "val_loss": ""}
+    )
 
 
 def claims() -> list[Claim]:
-    nearer = claim(
-        "yoon2022.fig3-slim.denser-is-nearer", convergence.final_gap, "topk-denser", "topk", COLUMN,
-        training_keys,
+    nearer = make_claim(
+        "yoon2022.fig3-slim.denser-is-nearer", convergence.final_value_gap, "topk-denser", "topk", COLUMN,
+        training_run_keys,
     )  # fmt: skip
-    return [*convergence.order_claims(training_keys, " at density 0.001"), nearer]
+    return [*convergence.fig3_order_claims(training_run_keys, " at density 0.001"), nearer]
 
 
-def training_keys(frames: Frames, name: str) -> list[str]:
+def training_run_keys(frames: Frames, name: str) -> list[str]:
     """Return the trainings of a method, of Top-k with one of its densities."""
     method = name.partition("-")[0]
-    keys = yoon2022.method_keys(frames, method)
+    keys = yoon2022.method_run_keys(frames, method)
     if method != "topk":
         return keys
     return [

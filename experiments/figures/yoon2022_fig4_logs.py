@@ -26,7 +26,7 @@ from analysis.stats import PERCENT, Estimate
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._published import JobName, no_runs
-from experiments.figures.papers import claim, of_methods
+from experiments.figures.papers import make_claim, make_claims_by_method
 
 TITLE = "Breakdown of an iteration, and waiting, from the authors' logs"
 SCALE = yoon2022.TIMING_SCALE
@@ -47,7 +47,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     )  # fmt: skip
 
 
-def published_parts_ms(gpu: str, method: str) -> dict[str, float]:
+def published_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
     """Return the parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
     communication = rederived.filtered_communication_ms(job)
@@ -55,7 +55,7 @@ def published_parts_ms(gpu: str, method: str) -> dict[str, float]:
     return _complete_parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
 
 
-def validation_free_parts_ms(gpu: str, method: str) -> dict[str, float]:
+def validation_free_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
     """Return the parts of an iteration in which nobody validates in ms, bottom first."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
     waiting_ms = float(communication_ms(job)[0])
@@ -143,7 +143,7 @@ def _bars_panel(method: str) -> plots.Panel:
     gpus = [gpu for gpu, job_method in JOB_BY_GPU_AND_METHOD if job_method == method]
     bars = []
     for gpu in gpus:
-        bars += [("P", published_parts_ms(gpu, method)), ("V", validation_free_parts_ms(gpu, method))]
+        bars += [("P", published_ms_by_phase(gpu, method)), ("V", validation_free_ms_by_phase(gpu, method))]
     highest = max(sum(parts.values()) for _, parts in bars)
     places = [bar + 0.5 * (bar // 2) for bar in range(len(bars))]
 
@@ -195,7 +195,7 @@ def _scatter_panel(gpu: str, method: str) -> plots.Panel:
 
 
 # Of a job, or of two: what the claims are about, in % or ms.
-MEASURES: dict[str, Callable[..., Estimate]] = {
+JOB_MEASURES: dict[str, Callable[..., Estimate]] = {
     "compression over all else": lambda job: combine_estimates(
         lambda part, whole: 100 * (2 * part / whole - 1),
         jackknife_estimate(compression_ms(job)),
@@ -222,14 +222,14 @@ MEASURES: dict[str, Callable[..., Estimate]] = {
 }
 
 
-def job_measure(_: Frames, name: str, *jobs: JobName) -> Estimate:
-    """Return one of `MEASURES`, of the jobs of these GPUs and methods."""
-    return MEASURES[name](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
+def estimate_job_measure(_: Frames, name: str, *jobs: JobName) -> Estimate:
+    """Return one of `JOB_MEASURES`, of the jobs of these GPUs and methods."""
+    return JOB_MEASURES[name](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
 
 
-def a100_measure(frames: Frames, method: str, name: str) -> Estimate:
-    """Return one of `MEASURES`, of a method's job on 8 A100."""
-    return job_measure(frames, name, ("A100", method))
+def estimate_a100_measure(frames: Frames, method: str, name: str) -> Estimate:
+    """Return one of `JOB_MEASURES`, of a method's job on 8 A100."""
+    return estimate_job_measure(frames, name, ("A100", method))
 
 
 def claims() -> list[Claim]:
@@ -242,15 +242,24 @@ def claims() -> list[Claim]:
         "lateness-explains": "variance explained by lateness",
     }
     dominates, explains = (
-        [claim(f"{family}.{name}", job_measure, measure, (gpu, "topk"), case=gpu, gpu=gpu) for gpu in GPUS]
+        [
+            make_claim(f"{family}.{name}", estimate_job_measure, measure, (gpu, "topk"), case=gpu, gpu=gpu)
+            for gpu in GPUS
+        ]
         for name, measure in by_gpu.items()
     )
     return [
         *dominates,
-        *of_methods(f"{family}.small-part", a100_measure, METHODS, "communication below a tenth"),
-        *of_methods(f"{family}.communication", a100_measure, METHODS, "communication"),
-        claim(f"{family}.topk-communicates-longer", job_measure, "more communication", topk, dense),
+        *make_claims_by_method(
+            f"{family}.small-part", estimate_a100_measure, METHODS, "communication below a tenth"
+        ),
+        *make_claims_by_method(f"{family}.communication", estimate_a100_measure, METHODS, "communication"),
+        make_claim(
+            f"{family}.topk-communicates-longer", estimate_job_measure, "more communication", topk, dense
+        ),
         *explains,
-        claim(f"{family}.randomk-not-late", a100_measure, "randomk", "variance left inside loops"),
-        claim(f"{family}.a100-not-faster", job_measure, "longer compression", topk, other),
+        make_claim(
+            f"{family}.randomk-not-late", estimate_a100_measure, "randomk", "variance left inside loops"
+        ),
+        make_claim(f"{family}.a100-not-faster", estimate_job_measure, "longer compression", topk, other),
     ]

@@ -16,14 +16,14 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._published import step_ratio
-from experiments.figures.papers import claim, of_methods, value
+from experiments.figures._published import validation_free_step_ratio
+from experiments.figures.papers import make_claim, make_claims_by_method, published_value
 
 TITLE = "Training speed of dense, Top-k and Random-k SGD"
 MODE, PUBLISHED_MODE = "production", "as_published"
 WHOLE_EPOCHS = {"alternate.block_steps": 49, "alternate.limit_min": 60}  # each with one validation
 SCALE = yoon2022.TIMING_SCALE
-published_results = yoon2022.published_results
+published_results = yoon2022.published_results_by_method
 ORIGIN = {MODE: "ours", PUBLISHED_MODE: "ours, the published protocol"}
 SPARSE = ("topk", "randomk")
 
@@ -32,21 +32,21 @@ def runs(profile: str) -> list[Run]:
     production = yoon2022.timing_runs(profile, MODE)
     if profile != "paper":  # a turn of 49 steps takes a laptop a minute; speed-protocol has a smaller model
         return production
-    return production + yoon2022.timing_runs(profile, PUBLISHED_MODE, more=WHOLE_EPOCHS)
+    return production + yoon2022.timing_runs(profile, PUBLISHED_MODE, overrides=WHOLE_EPOCHS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     published = {
         method: {
-            "published, 8 A100": Estimate(value("yoon2022.speed-a100")["dense"] / speed),
+            "published, 8 A100": Estimate(published_value("yoon2022.speed-a100")["dense"] / speed),
             "published, corrected": _without_validation(method),
         }
-        for method, speed in value("yoon2022.speed-a100").items()
+        for method, speed in published_value("yoon2022.speed-a100").items()
     }
-    return draw_speeds(frames, _modes(frames), published)
+    return draw_speeds_and_step_ratios(frames, _modes(frames), published)
 
 
-def draw_speeds(
+def draw_speeds_and_step_ratios(
     frames: Frames, modes: Sequence[str], published: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
     """Draw samples per second, and time per iteration relative to dense beside the paper's."""
@@ -54,10 +54,15 @@ def draw_speeds(
     ratios = {}
     for method in yoon2022.measured_methods(frames):
         look = style.method_style(method)
-        speed_by_origin = {ORIGIN[mode]: yoon2022.method_speed(frames, method, mode) for mode in modes}
+        speed_by_origin = {
+            ORIGIN[mode]: yoon2022.method_samples_per_s(frames, method, mode) for mode in modes
+        }
         speeds[look.label] = _bars(look, speed_by_origin)
         if method != "dense":
-            ratio_by_origin = {ORIGIN[mode]: yoon2022.step_ratio(frames, method, mode=mode) for mode in modes}
+            ratio_by_origin = {
+                ORIGIN[mode]: yoon2022.step_time_ratio_to_baseline(frames, method, mode=mode)
+                for mode in modes
+            }
             ratios[look.label] = _bars(look, {**ratio_by_origin, **published.get(method, {})})
     shown = {origin for group in (*speeds.values(), *ratios.values()) for _, origin, _ in group}
     simulated = captions.simulated_suffix(frames)
@@ -90,9 +95,13 @@ def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
     rows = []
     for mode in modes:
         for method in yoon2022.measured_methods(frames, mode):
-            speed = yoon2022.method_speed(frames, method, mode)
+            speed = yoon2022.method_samples_per_s(frames, method, mode)
             assert speed is not None  # `present` lists methods that have runs
-            ratio = Estimate(1.0) if method == "dense" else yoon2022.step_ratio(frames, method, mode=mode)
+            ratio = (
+                Estimate(1.0)
+                if method == "dense"
+                else yoon2022.step_time_ratio_to_baseline(frames, method, mode=mode)
+            )
             label = style.method_style(method).label
             n = f"{speed.n} {speed.sample_kind}"
             rows.append({"method": label, "mode": mode, "speed": speed, "time per iteration": ratio, "n": n})
@@ -102,30 +111,32 @@ def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
 
 def claims() -> list[Claim]:
     listed = [
-        claim("yoon2022.speed.faster.dense-topk", yoon2022.percent_longer, "topk"),
-        claim("yoon2022.speed.faster.dense-randomk", yoon2022.percent_longer, "randomk"),
-        claim("yoon2022.speed.faster.randomk-topk", yoon2022.percent_longer, "topk", "randomk"),
-        *of_methods("yoon2022.speed.ratio", _ratio, SPARSE),
+        make_claim("yoon2022.speed.faster.dense-topk", yoon2022.step_percent_longer, "topk"),
+        make_claim("yoon2022.speed.faster.dense-randomk", yoon2022.step_percent_longer, "randomk"),
+        make_claim("yoon2022.speed.faster.randomk-topk", yoon2022.step_percent_longer, "topk", "randomk"),
+        *make_claims_by_method("yoon2022.speed.ratio", _ratio, SPARSE),
     ]
     for method in SPARSE:
         corrected = round(_without_validation(method).value, 2)
-        listed += of_methods("yoon2022.speed.corrected", yoon2022.step_ratio, [method], paper=corrected)
+        listed += make_claims_by_method(
+            "yoon2022.speed.corrected", yoon2022.step_time_ratio_to_baseline, [method], paper=corrected
+        )
     for method in yoon2022.METHODS:
         free = format_number(
             rederived.samples_per_s(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
         )
-        listed += of_methods("yoon2022.speed.speed.a100", _speed, [method], free=free)
+        listed += make_claims_by_method("yoon2022.speed.speed.a100", _speed, [method], free=free)
     return [
         *listed,
-        claim("yoon2022.speed.speed.v100.dense", _speed, "dense"),
-        claim("yoon2022.speed.speed.v100.topk", _speed, "topk"),
-        claim("yoon2022.speed.ratio.topk.v100", _ratio, "topk"),
+        make_claim("yoon2022.speed.speed.v100.dense", _speed, "dense"),
+        make_claim("yoon2022.speed.speed.v100.topk", _speed, "topk"),
+        make_claim("yoon2022.speed.ratio.topk.v100", _ratio, "topk"),
     ]
 
 
 def _without_validation(method: str) -> Estimate:
     """Return the time per iteration relative to dense, from the logs of their 8 A100."""
-    return step_ratio(("A100", method), ("A100", "dense"))
+    return validation_free_step_ratio(("A100", method), ("A100", "dense"))
 
 
 def _modes(frames: Frames) -> list[str]:
@@ -139,8 +150,8 @@ def _comparable_mode(frames: Frames) -> str:
 
 
 def _speed(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.method_speed(frames, method, _comparable_mode(frames))
+    return yoon2022.method_samples_per_s(frames, method, _comparable_mode(frames))
 
 
 def _ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.step_ratio(frames, method, mode=_comparable_mode(frames))
+    return yoon2022.step_time_ratio_to_baseline(frames, method, mode=_comparable_mode(frames))

@@ -16,8 +16,8 @@ from analysis.records.frames import Frames
 from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._published import JobName, exact_estimate, no_runs, step_ratio
-from experiments.figures.papers import claim, value
+from experiments.figures._published import JobName, exact_estimate, no_runs, validation_free_step_ratio
+from experiments.figures.papers import make_claim, published_value
 
 TITLE = "Training speed from the authors' logs, with and without validation in the timed loop"
 SCALE = yoon2022.TIMING_SCALE
@@ -36,10 +36,10 @@ BETWEEN_MACHINES = {
 RATIOS = BETWEEN_METHODS | BETWEEN_MACHINES
 # What the paper's text says of them, validation inside; of the others it prints the speeds alone.
 PAPERS = {
-    "Top-k / dense": value("yoon2022.ratio")["topk"],
-    "Random-k / dense": value("yoon2022.ratio")["randomk"],
-    "Top-k / dense, V100": value("yoon2022.ratio-v100")["topk"],
-    "dense, V100 / A100": value("yoon2022.a100-over-v100"),
+    "Top-k / dense": published_value("yoon2022.ratio")["topk"],
+    "Random-k / dense": published_value("yoon2022.ratio")["randomk"],
+    "Top-k / dense, V100": published_value("yoon2022.ratio-v100")["topk"],
+    "dense, V100 / A100": published_value("yoon2022.a100-over-v100"),
 }
 LINKED = ("dense", "topk")
 COMPUTING = style.MethodStyle("", "#E69F00", "", "")
@@ -63,7 +63,10 @@ def _ratios_panel(
     groups = {}
     for name, (slower, quicker, _) in ratios.items():
         look = style.method_style(slower[1])
-        values = (Estimate(published_ratio(slower, quicker)), step_ratio(slower, quicker))
+        values = (
+            Estimate(published_step_ratio(slower, quicker)),
+            validation_free_step_ratio(slower, quicker),
+        )
         place = name.partition(", V100 /")[0].replace("/ ", "/\n")
         groups[place] = [(look, origin, ratio) for origin, ratio in zip(ORIGINS, values, strict=True)]
     return plots.grouped_bars_panel(groups, level=1, title=title, ylabel=ylabel)
@@ -88,7 +91,7 @@ def _links_panel(axes: plots.Axes) -> None:
     axes.legend(handles=keys, loc="upper left", borderpad=0)
 
 
-def published_ratio(slower: JobName, quicker: JobName) -> float:
+def published_step_ratio(slower: JobName, quicker: JobName) -> float:
     """Return the ratio of the times of an iteration, which is the inverse ratio of the published speeds."""
     slow_ms, quick_ms = (
         rederived.published_iteration_ms(JOB_BY_GPU_AND_METHOD[job]) for job in (slower, quicker)
@@ -109,8 +112,8 @@ def table(frames: Frames) -> list[Table]:
     ratios = [
         {
             "jobs": f"{yoon2022.job_label(*slower)} / {yoon2022.job_label(*quicker)}",
-            "as published": published_ratio(slower, quicker),
-            "without validation": step_ratio(slower, quicker),
+            "as published": published_step_ratio(slower, quicker),
+            "without validation": validation_free_step_ratio(slower, quicker),
         }
         for slower, quicker, _ in RATIOS.values()
     ]
@@ -165,16 +168,16 @@ def facts(frames: Frames) -> dict[str, object]:
 
 def claims() -> list[Claim]:
     ratios = [
-        claim(
+        make_claim(
             "yoon2022.speed-logs.ratio", _corrected, slower, quicker, case=name.replace(" / ", "-"),
             name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers),
-            paper=round(published_ratio(slower, quicker), 3),
+            paper=round(published_step_ratio(slower, quicker), 3),
         )
         for name, (slower, quicker, answers) in RATIOS.items()
     ]  # fmt: skip
     published = [
-        claim(
+        make_claim(
             "yoon2022.speed-logs.published", _published, slower, quicker, case=name.replace(" / ", "-"),
             name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers), paper=PAPERS[name],
@@ -184,18 +187,18 @@ def claims() -> list[Claim]:
     return [
         *ratios,
         *published,
-        claim("yoon2022.speed-logs.pcie-longer.topk", _longer_on_pcie, "topk"),
-        claim("yoon2022.speed-logs.pcie-longer.dense", _longer_on_pcie, "dense"),
-        claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
+        make_claim("yoon2022.speed-logs.pcie-longer.topk", _longer_on_pcie, "topk"),
+        make_claim("yoon2022.speed-logs.pcie-longer.dense", _longer_on_pcie, "dense"),
+        make_claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
     ]
 
 
 def _corrected(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
-    return step_ratio(slower, quicker)
+    return validation_free_step_ratio(slower, quicker)
 
 
 def _published(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
-    return exact_estimate(frames, published_ratio(slower, quicker), 2)
+    return exact_estimate(frames, published_step_ratio(slower, quicker), 2)
 
 
 def _longer_on_pcie(_: Frames, method: str) -> Estimate:

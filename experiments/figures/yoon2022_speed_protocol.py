@@ -23,7 +23,7 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import value
+from experiments.figures.papers import published_value
 
 TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
@@ -35,11 +35,11 @@ MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
 
 def runs(profile: str) -> list[Run]:
-    variants = yoon2022.small_model_variants("speed-protocol", profile)
-    return yoon2022.timing_runs(profile, "production", variants, item="speed-protocol")
+    variants = yoon2022.small_model_settings_by_variant("speed-protocol", profile)
+    return yoon2022.timing_runs(profile, "production", variants, scale_item="speed-protocol")
 
 
-class Artefact(NamedTuple):
+class ArtefactEffect(NamedTuple):
     """A number and the factor by which an artefact of the protocol changes it."""
 
     name: str
@@ -48,13 +48,13 @@ class Artefact(NamedTuple):
     published: Estimate | None
 
 
-def artefacts() -> list[Artefact]:
+def artefact_effects() -> list[ArtefactEffect]:
     """Return all artefacts, those of one name below each other."""
     validation = "validation inside the timed loop"
     unsynced = "no synchronisation between phases"
     whole = {method: rederived.published_iteration_ms(job) for method, job in JOBS.items()}
     steps = {method: validation_free_step_ms(job) for method, job in JOBS.items()}
-    dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
+    dense, topk, randomk = (published_value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
     logged = published.iteration_table()
     waits = rederived.filtered_communication_ms(JOBS["dense"])
     unfiltered = logged.loc[logged["job"] == JOBS["dense"], "comm_mean_ms"].mean()
@@ -65,34 +65,70 @@ def artefacts() -> list[Artefact]:
     # The time to launch torch.randperm over that plus what BP, which waits for it, took beyond dense's.
     launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
-        Artefact(validation, "time per iteration, dense",
-                 _phase_factor("dense-published", "dense-unvalidated"),
-                 combine_estimates(lambda step: whole["dense"] / step, steps["dense"])),
-        Artefact(validation, "time per iteration, Top-k", _phase_factor("topk-published", "topk-unvalidated"),
-                 combine_estimates(lambda step: whole["topk"] / step, steps["topk"])),
-        Artefact(validation, "Top-k / dense", _validation_in_ratio,
-                 combine_estimates(lambda short, long: whole["topk"] / whole["dense"] / (long / short),
-                          steps["dense"], steps["topk"])),
-        Artefact(validation, "mean of the final wait, dense",
-                 _phase_factor("dense-published", "dense-unvalidated", "synchronize"),
-                 jackknife_estimate(unfiltered / rederived.communication_ms(JOBS["dense"]))),
-        Artefact("a filter that differs by method", "communication, dense", _filter_factor,
-                 Estimate(waits.dense / waits.sparse)),
-        Artefact(unsynced, "BP, Top-k", _phase_factor("topk-unvalidated", "topk-serialised", "backward"),
-                 Estimate(backward)),
-        Artefact(unsynced, "compression, Top-k",
-                 _phase_factor("topk-unvalidated", "topk-serialised", "select"),
-                 Estimate(compression)),
-        Artefact(unsynced, "compression, Random-k",
-                 _phase_factor("randomk-unvalidated", "randomk-serialised", "select"), Estimate(launches)),
-        Artefact("torch.randperm for Random-k", "time per iteration, Random-k",
-                 _phase_factor("randomk-plain", "randomk-hash-plain"), None),
-    ]  # fmt: skip
+        ArtefactEffect(
+            validation,
+            "time per iteration, dense",
+            _phase_factor("dense-published", "dense-unvalidated"),
+            combine_estimates(lambda step: whole["dense"] / step, steps["dense"]),
+        ),
+        ArtefactEffect(
+            validation,
+            "time per iteration, Top-k",
+            _phase_factor("topk-published", "topk-unvalidated"),
+            combine_estimates(lambda step: whole["topk"] / step, steps["topk"]),
+        ),
+        ArtefactEffect(
+            validation,
+            "Top-k / dense",
+            _validation_in_ratio,
+            combine_estimates(
+                lambda short, long: whole["topk"] / whole["dense"] / (long / short),
+                steps["dense"],
+                steps["topk"],
+            ),
+        ),
+        ArtefactEffect(
+            validation,
+            "mean of the final wait, dense",
+            _phase_factor("dense-published", "dense-unvalidated", "synchronize"),
+            jackknife_estimate(unfiltered / rederived.communication_ms(JOBS["dense"])),
+        ),
+        ArtefactEffect(
+            "a filter that differs by method",
+            "communication, dense",
+            _filter_factor,
+            Estimate(waits.dense / waits.sparse),
+        ),
+        ArtefactEffect(
+            unsynced,
+            "BP, Top-k",
+            _phase_factor("topk-unvalidated", "topk-serialised", "backward"),
+            Estimate(backward),
+        ),
+        ArtefactEffect(
+            unsynced,
+            "compression, Top-k",
+            _phase_factor("topk-unvalidated", "topk-serialised", "select"),
+            Estimate(compression),
+        ),
+        ArtefactEffect(
+            unsynced,
+            "compression, Random-k",
+            _phase_factor("randomk-unvalidated", "randomk-serialised", "select"),
+            Estimate(launches),
+        ),
+        ArtefactEffect(
+            "torch.randperm for Random-k",
+            "time per iteration, Random-k",
+            _phase_factor("randomk-plain", "randomk-hash-plain"),
+            None,
+        ),
+    ]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     yoon2022.measured_methods(frames)  # else there is nothing to draw
-    shown = artefacts()
+    shown = artefact_effects()
 
     def panel(axes: plots.Axes) -> None:
         for y, artefact in enumerate(shown):
@@ -117,7 +153,7 @@ def table(frames: Frames) -> Table:
     """Return the factors, with intervals."""
     rows = [
         (artefact.name, artefact.number, artefact.measure(frames), artefact.published)
-        for artefact in artefacts()
+        for artefact in artefact_effects()
     ]
     frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
     return Table("With the artefact / without it", frame)
@@ -125,7 +161,7 @@ def table(frames: Frames) -> Table:
 
 def _phase_seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
     """Return seconds of a phase by block; none where the variant was not run, or had no such phase."""
-    keys = yoon2022.method_keys(frames, variant)
+    keys = yoon2022.method_run_keys(frames, variant)
     means = replication_units(frames, keys).means if keys else pd.DataFrame()
     seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
@@ -156,7 +192,7 @@ def _validation_in_ratio(frames: Frames) -> Estimate | None:
 
 def _filter_factor(frames: Frames) -> Estimate | None:
     """Return the mean of dense's final waits by the filter of dense logs over that of sparse logs."""
-    keys = yoon2022.method_keys(frames, "dense-published")
+    keys = yoon2022.method_run_keys(frames, "dense-published")
     if not keys:
         return None
     steps = pd.concat([warm_steps(frames, key).steps for key in keys])

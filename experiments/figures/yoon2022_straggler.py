@@ -23,7 +23,7 @@ from analysis.stats import PERCENT, UNBOUNDED, Bounds, Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim, of_methods
+from experiments.figures.papers import make_claim, make_claims_by_method
 
 TITLE = "One late worker: what communication becomes"
 SCALE = yoon2022.TIMING_SCALE
@@ -40,8 +40,8 @@ OURS, LOGS = (
 
 
 def runs(profile: str) -> list[Run]:
-    variants = yoon2022.small_model_variants("straggler", profile)
-    return yoon2022.timing_runs(profile, MODE, variants, LATE, item="straggler")
+    variants = yoon2022.small_model_settings_by_variant("straggler", profile)
+    return yoon2022.timing_runs(profile, MODE, variants, LATE, scale_item="straggler")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -55,7 +55,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def _scatter_panel(frames: Frames, method: str) -> plots.Panel:
     """Return communication against lateness in every step, with our line of least squares and theirs."""
     look = style.method_style(method)
-    steps = late_steps(frames, method)
+    steps = lateness_table_of_warm_steps(frames, method)
     line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     right, top = steps[["late", "spent"]].quantile(INSIDE)
     ends = np.array([0.0, right])
@@ -104,35 +104,37 @@ def facts(frames: Frames) -> dict[str, str]:
 def claims() -> list[Claim]:
     published = round(float(rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"]).slope[0]), 2)
     return [
-        claim("yoon2022.straggler.grows-with-lateness", lateness_slope, "topk", paper=published),
-        *of_methods("yoon2022.straggler.lateness-explains", explained_percent, METHODS),
+        make_claim(
+            "yoon2022.straggler.grows-with-lateness", communication_per_lateness, "topk", paper=published
+        ),
+        *make_claims_by_method("yoon2022.straggler.lateness-explains", variance_explained_percent, METHODS),
     ]
 
 
-def lateness_slope(frames: Frames, method: str) -> Estimate | None:
+def communication_per_lateness(frames: Frames, method: str) -> Estimate | None:
     """Return the milliseconds of communication for each of lateness."""
     return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
 
 
-def lateness_intercept_ms(frames: Frames, method: str) -> Estimate | None:
+def communication_ms_at_no_lateness(frames: Frames, method: str) -> Estimate | None:
     """Return communication at no lateness, in ms."""
     return _estimate_statistic(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
 
 
-def explained_percent(frames: Frames, method: str) -> Estimate | None:
+def variance_explained_percent(frames: Frames, method: str) -> Estimate | None:
     """Return the share of the variance of communication that lateness explains, in percent."""
     return _estimate_statistic(
         frames, method, lambda late, spent: 100 * float(np.corrcoef(late, spent)[0, 1]) ** 2, PERCENT
     )
 
 
-LINE_QUANTITIES = (lateness_slope, lateness_intercept_ms, explained_percent)
+LINE_QUANTITIES = (communication_per_lateness, communication_ms_at_no_lateness, variance_explained_percent)
 
 
-def late_steps(frames: Frames, method: str) -> pd.DataFrame:
+def lateness_table_of_warm_steps(frames: Frames, method: str) -> pd.DataFrame:
     """Return a row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
     tables = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
-    for key in yoon2022.method_keys(frames, method, MODE):
+    for key in yoon2022.method_run_keys(frames, method, MODE):
         steps = warm_steps(frames, key).steps
         by_step = steps.assign(spent=steps["wait_s"] + steps["transfer_s"]).groupby("step")
         late_s = by_step["late_s"].max() - by_step["late_s"].mean()
@@ -149,7 +151,7 @@ def _estimate_statistic(
     bounds: Bounds = UNBOUNDED,
 ) -> Estimate | None:
     """Return a statistic of all steps together, with the interval of what the blocks say one by one."""
-    steps = late_steps(frames, method)
+    steps = lateness_table_of_warm_steps(frames, method)
     if not len(steps):
         return None
     by_launch = steps["launch"].nunique() >= ENOUGH_LAUNCHES

@@ -14,12 +14,12 @@ from experiments.config import code_version, compose, grid
 from experiments.config.folders import ResultFolders
 from experiments.config.grid import expand_grid
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import plan_runs
-from experiments.figures.runs import register_claim_rules, requested_runs
+from experiments.config.plan import plan_runs_with_data
+from experiments.figures.runs import attach_claim_rules, requested_runs
 from experiments.launch import job_hooks
-from experiments.launch.arrays import shuffle_runs
-from experiments.launch.attempt import start_attempt
-from experiments.launch.submission import SweepFile, job_spec, select_runs_to_submit
+from experiments.launch.arrays import shuffle_runs_within_repetitions
+from experiments.launch.attempt import prepare_attempt
+from experiments.launch.submission import SweepFile, job_spec, select_runs_and_close_dead_attempts
 from slurm import commands, environment
 
 
@@ -47,17 +47,19 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         )
     all_words = _add_allocation_words(words, here)
     _check_clusters(all_words)
-    job = environment.job_id()
+    job = environment.current_job_id()
     folders = ResultFolders()
-    configs = requested_runs(all_words, more)[1]
-    planned = shuffle_runs(register_claim_rules(plan_runs(configs, say), all_words))
+    configs = requested_runs(all_words, include_additional=more).configs
+    planned = shuffle_runs_within_repetitions(
+        attach_claim_rules(plan_runs_with_data(configs, say), all_words)
+    )
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     for workers in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(
             f"workers={workers} were asked for, but this allocation has {here.tasks} tasks; ask "
             f"sbatch for --ntasks={workers}, or leave out workers="
         )
-    selected = select_runs_to_submit(planned, folders, say, own_job=job)
+    selected = select_runs_and_close_dead_attempts(planned, folders, say, own_job=job)
     say(
         f"{len(planned)} runs, {len(selected)} to make on {here.nodes} nodes x "
         f"{here.tasks // here.nodes} workers"
@@ -66,13 +68,13 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         return 0
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
-    code = code_version.copy_code_into(folders.code)
+    code = code_version.ensure_code_copy(folders.code)
     start = partial(
-        start_attempt,
+        prepare_attempt,
         folders=folders,
         job=job,
         sweep=folder.name,
-        cluster=environment.cluster_name(),
+        cluster=environment.current_cluster_name(),
         exclusive=commands.has_exclusive_nodes(job),
     )
     started = [start(run) for run in selected]
@@ -80,7 +82,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     path = folder / "task0.json"
     spec.write(path)
     SweepFile(folder, words, None).write_array(folder.name, "", here, None, [started], [job])
-    if job_hooks.prepare_job(spec) == job_hooks.LEAVE:
+    if job_hooks.prepare_job_or_requeue(spec) == job_hooks.LEAVE:
         return 0
     command = [
         "srun",
@@ -88,14 +90,14 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         "--export=ALL,PYTHONDONTWRITEBYTECODE=1",  # as code_version.WITHOUT_BYTECODE
         f"--ntasks={here.tasks}",
         f"--cpus-per-task={here.cpus_per_task}",
-        *spec.command.srun_options(),
-        *(spec.command.python, "-u", "-m", "slurm.task", str(path)),
+        *spec.command.srun_pyxis_options(),
+        *(spec.command.task_python, "-u", "-m", "slurm.task", str(path)),
     ]
-    variables, set_aside = environment.drop_container_options()
-    if set_aside:
-        say(f"exported, and set aside: {'; '.join(set_aside)}")
+    variables, drop_notes = environment.variables_without_container_options()
+    if drop_notes:
+        say(f"exported, and set aside: {'; '.join(drop_notes)}")
     subprocess.run(command, cwd=code, env=variables, check=False)
-    return job_hooks.finish_job(spec)
+    return job_hooks.finish_job_or_requeue(spec)
 
 
 def _check_clusters(words: Sequence[str]) -> None:

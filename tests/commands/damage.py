@@ -452,7 +452,10 @@ COMMANDS = {  # every command that reads, with words that mean the victims
     "logs": ["logs", SECOND],
     "plan": ["plan", *ON_SLURM],
     "cancel": ["cancel", SWEEP],
-    "run": ["run", *repeat_alternating_runs(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].to_words()],
+    "run": [
+        "run",
+        *repeat_alternating_runs(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].to_words(),
+    ],
     "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
     "trace": ["trace", FIRST],
     "run again": ["run", f"again={SECOND}"],

@@ -13,7 +13,7 @@ from experiments import figures
 from experiments.commands import _drawing
 from experiments.config.folders import ResultFolders
 from experiments.figures import survey_internet_loss
-from experiments.figures.survey_local_loss import LocalMethod
+from experiments.figures.survey_local_loss import MethodWithPeriod
 from experiments.prediction import known_times, step_times
 from experiments.prediction.step_times import Scenario, UncertainTime
 from sparsify.cost import Link, Network
@@ -27,12 +27,12 @@ SLOW = Link(1e-4, 1e-8)
 def question(**others: object) -> Scenario:
     known = {
         "elements": 1_000_000, "workers": 4, "density": 0.001, "network": Network(SLOW),
-        "compute_time": EXACT, "select_times": {"topk": UncertainTime.around(0.002, "given")},
+        "compute_time": EXACT, "select_time_by_method": {"topk": UncertainTime.around(0.002, "given")},
     }  # fmt: skip
     return Scenario(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
 
 
-def by_method(**others: object) -> dict[str, step_times.Prediction]:
+def by_method(**others: object) -> dict[str, step_times.StepPrediction]:
     return {advice.method: advice for advice in step_times.rank_methods(question(**others))}
 
 
@@ -74,16 +74,16 @@ def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
     exact = {name: UncertainTime(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
     moved = {}
     for name in exact:
-        step = step_times.StepTimeModel(question(select_times=exact), name)
+        step = step_times.StepTimeModel(question(select_time_by_method=exact), name)
         moved[name] = step.step_s({step_times.SHARED: 1}) - step.step_s({step_times.SHARED: -1})
     assert moved["topk"] == 0
     assert moved["sparcml"] < 0  # the more they share, the smaller is the union
 
 
 def test_published_logs_give_computing_and_selecting_on_a100() -> None:
-    found = known_times.published_times("a100")
-    assert found["topk"].middle == pytest.approx(0.2, abs=0.015)  # 212 ms, of which 12 are BP
-    assert found["randomk"].middle < 0.01
+    found = known_times.published_compute_and_select_times("a100")
+    assert found["topk"].middle_s == pytest.approx(0.2, abs=0.015)  # 212 ms, of which 12 are BP
+    assert found["randomk"].middle_s < 0.01
     assert "published" in found["dense"].source
 
 
@@ -146,7 +146,7 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
     printed = fine(here("advise", "cluster=netns", *words)).stdout
     folders = ResultFolders()
     shipped = there(
-        _drawing.find_records(
+        _drawing.find_figure_records(
             figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped)
         )
     )
@@ -157,7 +157,7 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
         ("sparseloco", 5, "Top-k, every 5 steps"),
         ("sparseloco", 30, "Top-k, every 30 steps"),
     ):
-        measured = there(survey_internet_loss.mean_step_s(shipped.frames, LocalMethod(name, every)))
+        measured = there(survey_internet_loss.mean_step_s(shipped.frames, MethodWithPeriod(name, every)))
         _, low, high = step_ms(printed, label)
         assert low <= 1e3 * measured.value <= high, label
 

@@ -12,7 +12,7 @@ from experiments.commands import claims as command
 from experiments.commands._drawing import PUBLISHED_TABLES, FigureRecords
 from experiments.figures import papers
 
-EVERY = list(papers.statements().values())
+EVERY = list(papers.statements_by_id().values())
 CLAIMS = [claim for item in figures.shipped_items() for claim in figures.load(item).claims()]
 FOR_INFORMATION = ["fig3.topk-overtakes-randomk"]
 
@@ -40,7 +40,7 @@ def test_each_claim_is_printed_with_a_verdict_and_the_last_line_counts_them(
     """By published facts alone: what shipped runs decide, test_readme.py compares."""
     published = FigureRecords(empty_frames(), PUBLISHED_TABLES)
     monkeypatch.setattr(
-        command, "find_records", lambda _, profile, *rest: published if profile == figures.PUBLISHED else None
+        command, "find_figure_records", lambda _, profile, *rest: published if profile == figures.PUBLISHED else None
     )
     assert command.claims() == 0
     *_, last = capsys.readouterr().out.strip().splitlines()

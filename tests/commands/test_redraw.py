@@ -48,7 +48,8 @@ def test_figures_are_drawn_from_the_shipped_records_without_torch(
     around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path / "site"))
     fine(python("-m", "experiments", "figures", *items, env=around))
     stems = {
-        f"{item}-laptop" if figures.load(item).has_runs else item for item in items or figures.shipped_items()
+        f"{item}-laptop" if figures.load(item).needs_runs else item
+        for item in items or figures.shipped_items()
     }
     there = {path.stem for path in SHIPPED.glob("*.tex")}
     assert {"fig1-laptop", "fig4-logs"} <= stems & there
@@ -68,7 +69,7 @@ def text_of(path: Path) -> str:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be drawn by two processes, however few they are."""
-    monkeypatch.setattr(_drawing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_drawing, "count_usable_cores", lambda: 2)
     monkeypatch.setattr(_drawing, "FIGURES_PER_PROCESS", 1)
 
 
@@ -77,7 +78,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
     here: Command, drawn: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(_drawing, "usable_cores", lambda: processes)
+    monkeypatch.setattr(_drawing, "count_usable_cores", lambda: processes)
     (drawn / "fig3-logs.csv").mkdir(parents=True)  # a folder where a file belongs
     done = here("figures", "fig3-logs", "eghlidi-table1-published")
     refused(done, f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}", code=1)
@@ -98,7 +99,7 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
             for process in multiprocessing.active_children():
                 process.kill()
                 killed.append(process)
-            yield _drawing.find_records(*name, folders, empty_frames())
+            yield _drawing.find_figure_records(*name, folders, empty_frames())
 
     found = [*_drawing.draw_in_parallel(names, stored(), tmp_path)]
     assert killed

@@ -9,7 +9,7 @@ import pytest
 from experiments import figures
 from experiments.config import compose, dataset_files, plan
 from experiments.config.config import Config
-from experiments.config.plan import PlannedRun, plan_runs, requested_profile
+from experiments.config.plan import PlannedRun, plan_runs_with_data, requested_or_default_profile
 from experiments.figures.runs import additional_configs, required_configs
 
 
@@ -22,7 +22,7 @@ def planned(*words: str) -> PlannedRun:
 )
 def test_every_figure_composes_its_runs(profile: str) -> None:
     for item in figures.shipped_items():
-        assert bool(required_configs(figures.load(item), profile)) == figures.load(item).has_runs
+        assert bool(required_configs(figures.load(item), profile)) == figures.load(item).needs_runs
 
 
 def test_virtual_ranks_share_one_process() -> None:
@@ -38,20 +38,20 @@ def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
 
 
 def test_the_profile_is_the_one_asked_for_or_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert requested_profile(["profile=smoke"]) == "smoke"
+    assert requested_or_default_profile(["profile=smoke"]) == "smoke"
     for there, expected in ((True, "paper"), (False, "laptop")):
         monkeypatch.setattr(plan, "has_gpu", lambda there=there: there)
-        assert requested_profile([]) == expected
-        assert requested_profile(["cluster=neuron_a100"]) == "paper"
+        assert requested_or_default_profile([]) == expected
+        assert requested_or_default_profile(["cluster=neuron_a100"]) == "paper"
     with pytest.raises(ValueError, match="no profile 'huge'; there are: laptop, paper, smoke"):
-        requested_profile(["profile=huge"])
+        requested_or_default_profile(["profile=huge"])
 
 
 def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "has_gpu", lambda: False)
 
     def plan_digits(*words: str) -> list[PlannedRun]:
-        return plan_runs([compose.resolve(["task=cnn_digits", *words])], print)
+        return plan_runs_with_data([compose.resolve(["task=cnn_digits", *words])], print)
 
     with pytest.raises(ValueError, match=r"^device=cuda needs an NVIDIA GPU, .* take device=cpu"):
         plan_digits("device=cuda")
@@ -71,10 +71,10 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
         return config.with_setting("task.lr", 0.5), None
 
     monkeypatch.setattr(dataset_files, "ensure_dataset", find)
-    runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
+    runs = plan_runs_with_data([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
     alike = additional_configs(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run
-    assert (len(alike), len(plan_runs(alike, said.append))) == (3 * 11, 11)
+    assert (len(alike), len(plan_runs_with_data(alike, said.append))) == (3 * 11, 11)
     assert said == ["downloading"] * 2
 
 

@@ -125,8 +125,8 @@ def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
         for item in figures.shipped_items()
         for each in figures.load(item).judge(empty_frames())
     ]
-    for paper in papers.names():
-        for said in papers.claims(paper).values():
+    for paper in papers.paper_names():
+        for said in papers.claim_fields_by_name(paper).values():
             pattern = re.sub(r"(\\\{)+.*?(\\\})+", ".+", re.escape(said["text"]))
             assert any(re.fullmatch(pattern, text) for text in texts), said["text"]
 
@@ -149,8 +149,9 @@ def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
 
 def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"no claim of shi2019\.yaml 'bond' \(did you mean 'bound'\?\)"):
-        papers.claim("shi2019.bond", lambda frames: None)
-    monkeypatch.setattr(papers, "claims", lambda paper: {"half": {"text": "something", "kind": "ordering"}})
+        papers.make_claim("shi2019.bond", lambda frames: None)
+    half = {"half": {"text": "something", "kind": "ordering"}}
+    monkeypatch.setattr(papers, "claim_fields_by_name", lambda paper: half)
     lacking = r"the claim shi2019\.half lacks unit, source, tolerance, reason: give"
     with pytest.raises(ValueError, match=lacking):
-        papers.claim("shi2019.half", lambda frames: None)
+        papers.make_claim("shi2019.half", lambda frames: None)

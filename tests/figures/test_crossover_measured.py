@@ -65,24 +65,24 @@ def test_a_line_crosses_1_between_the_two_links_around_it_or_lies_outside_all() 
     gbit_s = pd.Series([*GBIT_S.values()])
     for at, expected in (
         *((at, pytest.approx(at)) for at in (0.1, 0.3, 0.5, 1.7, 2)),
-        (2.1, _links.ABOVE),
-        (0.09, _links.BELOW),
+        (2.1, _links.ABOVE_LINKS),
+        (0.09, _links.BELOW_LINKS),
     ):
-        assert _links.break_even_gbit_s(gbit_s, (gbit_s / at) ** SLOPE) == expected
-    level = _links.break_even_gbit_s(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
+        assert _links.interpolate_break_even_gbit_s(gbit_s, (gbit_s / at) ** SLOPE) == expected
+    level = _links.interpolate_break_even_gbit_s(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
     assert level == pytest.approx(math.sqrt(0.5))
 
 
 def test_each_launch_that_has_all_links_is_one_estimate_at_the_bandwidths_that_were_found() -> None:
     whole = frames()
-    found = item.break_evens(whole, *CASE, "topk")
+    found = item.measured_break_even_bandwidths(whole, *CASE, "topk")
     expected = {launch: 0.4 * 1.05 ** (launch - 1) for launch in range(3)}
     assert found.gbit_s.to_dict() == pytest.approx(expected)
-    value = there(found.mean())
+    value = there(found.mean_if_within_links())
     assert (value.value, value.n) == pytest.approx((0.4, 3))
     assert there(value.low) < 0.4 < there(value.high)
     part = query_runs(whole, "group != 'ethernet_2g-1'")
-    assert sorted(item.break_evens(part, *CASE, "topk").gbit_s.index) == [0, 2]
+    assert sorted(item.measured_break_even_bandwidths(part, *CASE, "topk").gbit_s.index) == [0, 2]
 
 
 def equal_at(crossing: float, apart: float = 1.0) -> Line:
@@ -92,12 +92,14 @@ def equal_at(crossing: float, apart: float = 1.0) -> Line:
 
 @pytest.mark.usefixtures("one_launch_decides")
 def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
-    model = there(item.step_model(item.select_cell(frames(), *CASE), "topk"))
+    model = there(item.predict_step_from_serialised(item.select_task_and_batch(frames(), *CASE), "topk"))
     predicted = model.break_even_gbit_s("topk")
     for times in (1.3, 1 / 1.3):
-        value = there(item.factor_to_prediction(frames(equal_at(predicted * times)), *CASE, "topk"))
+        value = there(
+            item.factor_between_measured_and_predicted(frames(equal_at(predicted * times)), *CASE, "topk")
+        )
         assert value[:3] == pytest.approx((1.3, 1.3, 1.3))
-    value = there(item.factor_to_prediction(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
+    value = there(item.factor_between_measured_and_predicted(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
     assert value[:2] == pytest.approx((1, 1))
     assert there(value.high) > 1.4
 
@@ -105,7 +107,7 @@ def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
 def test_without_a_crossing_nothing_is_compared_and_why_is_told() -> None:
     faster = frames(lambda method, gbit_s, launch: 0.5)
     with pytest.raises(MixedRunsError, match=r"above 1.92 Gbit/s in 3 of 3 launches; predicted 1.18"):
-        item.factor_to_prediction(faster, *CASE, "topk")
+        item.factor_between_measured_and_predicted(faster, *CASE, "topk")
     begins = (
         "with the fused search Top-k beats overlapped dense up to a higher bandwidth than with torch.topk"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.records.frames import Frames
 from experiments.figures import survey_internet_loss as item
-from experiments.figures.survey_local_loss import LocalMethod
+from experiments.figures.survey_local_loss import MethodWithPeriod
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
 
@@ -53,9 +53,11 @@ def frames(launches: int = 3) -> Frames:
 def test_a_step_is_the_mean_of_those_with_an_exchange_and_those_without() -> None:
     found = frames(launches=1)
     assert there(item.mean_step_s(found, item.DENSE)).value == pytest.approx(0.6)
-    assert there(item.mean_step_s(found, LocalMethod("diloco", 15))).value == pytest.approx(0.2 + 0.6 / 15)
+    assert there(item.mean_step_s(found, MethodWithPeriod("diloco", 15))).value == pytest.approx(
+        0.2 + 0.6 / 15
+    )
     assert item.mean_local_step_s(found) == pytest.approx(0.2)
-    ratio = there(item.step_ratio(frames(), item.RINGS, item.DENSE))  # paired by launch
+    ratio = there(item.mean_step_ratio(frames(), item.RINGS, item.DENSE))  # paired by launch
     assert ratio[:4] == pytest.approx((1.5, 1.5, 1.5, 3))
 
 
@@ -63,4 +65,4 @@ def test_the_time_to_a_loss_is_steps_by_seconds() -> None:
     found = frames(launches=1)
     assert item.target_loss(found) == pytest.approx(1.1)
     for name, every, gain in (("dense", None, 1.0), ("topk", None, 0.6 / 0.3), ("sparseloco", 5, 0.6 / 0.22)):
-        assert there(item.speedup_to_loss(found, LocalMethod(name, every))).value == pytest.approx(gain)
+        assert there(item.speedup_to_loss(found, MethodWithPeriod(name, every))).value == pytest.approx(gain)

@@ -76,20 +76,22 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
 ) -> None:
     drawn = list[int]()
 
-    def draw_own_runs(figure: Figure, profile: str, names: list[str], _: ResultFolders) -> SimpleNamespace:
+    def draw_and_index_own_runs(
+        figure: Figure, profile: str, names: list[str], _: ResultFolders
+    ) -> SimpleNamespace:
         drawn.append(len(names))
         if len(names) == 4:
             raise KeyError("dense")
-        return SimpleNamespace(picture=f"{figure.stem(profile)}.png")
+        return SimpleNamespace(picture=f"{figure.file_stem(profile)}.png")
 
-    monkeypatch.setattr(reproduce, "draw_own_runs", draw_own_runs)
+    monkeypatch.setattr(reproduce, "draw_and_index_own_runs", draw_and_index_own_runs)
     folders, runs = ResultFolders(tmp_path), planned("local-loss", "smoke")
     seconds = count(0, 40)  # a run every 40 s, and a picture a minute at most
     monkeypatch.setattr(reproduce, "monotonic", lambda: next(seconds))
     early = None
     for run in runs:
         synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
-        early = early or reproduce.EarlyPictures(figures.load("local-loss"), "smoke", runs, [], folders)
+        early = early or reproduce.EarlyPictureDrawer(figures.load("local-loss"), "smoke", runs, [], folders)
         early.draw()
     assert drawn == [*range(2, len(runs), 2)]  # not of the run that was there before; the last is for all
     assert f"no picture of 4 of {len(runs)} runs: 'dense'" in capsys.readouterr().err  # and ends no run

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.figures import survey_local_costs as costs
-from experiments.figures.papers import value
+from experiments.figures.papers import published_value
 from sparsify.core.codes import E3M0, SCALE, Int8, LevelCode, Symmetric2
 from sparsify.core.packing import packed_nbytes, packed_places_nbytes
 from sparsify.local.strategy import HeavyBall
@@ -30,11 +30,11 @@ def test_a_chunk_of_sparseloco_is_what_the_library_packs(code: LevelCode, bits: 
 
 def test_the_library_s_defaults_are_those_of_the_papers() -> None:
     local, momentum, pairs = sparseloco(), demo(), noloco()
-    assert local.every == value("sarfi2025.every")
+    assert local.every == published_value("sarfi2025.every")
     assert isinstance(local.method, Sparsifier)
     assert local.method.density == costs.SPARSELOCO["chosen"] / costs.CHUNK
     assert isinstance(local.method.exchange, ChunkGather)
     assert momentum.density == costs.DEMO["chosen"] / costs.DEMO["chunk"]
     assert isinstance(pairs.outer, HeavyBall)
-    published = value("kolehmainen2025.configurations")["noloco"]
+    published = published_value("kolehmainen2025.configurations")["noloco"]
     assert {"every": pairs.every, "momentum": pairs.outer.momentum} == published

@@ -11,7 +11,7 @@ import sparsify
 from analysis.records.frames import Frames
 from experiments import figures
 from experiments.figures import _predicted, zhang_stable_costs
-from experiments.figures._predicted import VGG16_PARAMETERS, ethernet, exchange_s
+from experiments.figures._predicted import VGG16_PARAMETERS, ethernet_link, predicted_exchange_s
 from sparsify import cost
 from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections
 from sparsify.replay import ExchangeReplay
@@ -53,23 +53,25 @@ def test_what_is_simulated_is_drawn_and_told_as_such_and_never_called_reproduced
 
 def test_waiting_and_transferring_are_left_out_of_what_was_measured() -> None:
     for elements, times in ((VGG16_PARAMETERS, 1), (2 * VGG16_PARAMETERS, 2)):
-        parts = there(_predicted.measured_work(frames(), "topk", elements))
+        parts = there(_predicted.measured_compute_and_select(frames(), "topk", elements))
         assert parts.select_s == pytest.approx(times * SELECT_S["topk"], rel=0.06)
-    assert there(_predicted.measured_work(frames(), "topk")).compute_s == pytest.approx(COMPUTE_S)
-    assert _predicted.measured_work(frames(), "sparcml") is None
+    assert there(_predicted.measured_compute_and_select(frames(), "topk")).compute_s == pytest.approx(
+        COMPUTE_S
+    )
+    assert _predicted.measured_compute_and_select(frames(), "sparcml") is None
 
 
 def test_an_exchange_takes_what_the_published_words_take() -> None:
-    link = ethernet(1)
+    link = ethernet_link(1)
     k, size = int(0.001 * VGG16_PARAMETERS), 8
-    assert exchange_s("topk", VGG16_PARAMETERS, 0.001, size, link) == pytest.approx(
+    assert predicted_exchange_s("topk", VGG16_PARAMETERS, 0.001, size, link) == pytest.approx(
         8 * k * (size - 1) * 8e-9 + 3 * 5e-5
     )
-    assert exchange_s("dense", VGG16_PARAMETERS, 1.0, size, link) == link.transfer_seconds(
+    assert predicted_exchange_s("dense", VGG16_PARAMETERS, 1.0, size, link) == link.transfer_seconds(
         cost.all_reduce(4 * VGG16_PARAMETERS, size)
     )
     sent = 4 * 2 * 10_000 * (size - 1) // size  # of values without indices
-    took_s = exchange_s("stable_topk", 1_000_000, 0.01, size, link)
+    took_s = predicted_exchange_s("stable_topk", 1_000_000, 0.01, size, link)
     assert took_s == pytest.approx(6 * _predicted.ALPHA_S + sent * 8e-9)
 
 
@@ -87,11 +89,13 @@ def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> 
 def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
     for name in ("topk", "randomk-hash", "oktopk"):
         for workers in (4, 32, 256):
-            gbit_s = _predicted.break_even_gbit_s(name, 0.05, 0.0005, workers)
+            gbit_s = _predicted.predicted_break_even_gbit_s(name, 0.05, 0.0005, workers)
             assert 0 < gbit_s < math.inf
-            link = ethernet(gbit_s)
-            own = 0.05 + exchange_s(name, VGG16_PARAMETERS, 0.0005, workers, link)
-            assert own == pytest.approx(exchange_s("dense", VGG16_PARAMETERS, 1.0, workers, link), rel=1e-6)
+            link = ethernet_link(gbit_s)
+            own = 0.05 + predicted_exchange_s(name, VGG16_PARAMETERS, 0.0005, workers, link)
+            assert own == pytest.approx(
+                predicted_exchange_s("dense", VGG16_PARAMETERS, 1.0, workers, link), rel=1e-6
+            )
     # Where more is sent than dense, and where selecting takes no time:
-    assert _predicted.break_even_gbit_s("topk", 0.05, 0.1, 256) == 0
-    assert _predicted.break_even_gbit_s("topk", 0.0, 0.0001, 4) == math.inf
+    assert _predicted.predicted_break_even_gbit_s("topk", 0.05, 0.1, 256) == 0
+    assert _predicted.predicted_break_even_gbit_s("topk", 0.0, 0.0001, 4) == math.inf

@@ -9,13 +9,13 @@ import pytest
 from analysis.records.frames import Frames, empty_frames
 from analysis.stats import MixedRunsError
 from experiments.figures import survey_utilisation as item
-from experiments.figures._links import FOUND_GBIT_S
+from experiments.figures._links import FOUND_GBIT_S_COLUMN
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
 
 COMPUTING, NBYTES = 0.5, 12_500_000  # seconds; bytes that take a second over 100 Mbit/s
 CHECKED = item.CHECKED["laptop"]
-AT_ONCE = item.LinkSettings(0.1, 0.0)  # Gbit/s, and a link without distance
+AT_ONCE = item.RequestedLink(0.1, 0.0)  # Gbit/s, and a link without distance
 
 
 def frames(launches: int = 3, delay: float = 0.05, slower: float = 1.0) -> Frames:
@@ -55,61 +55,61 @@ def test_a_share_is_what_is_computed_of_a_round() -> None:
         (item.DENSE, None, 1.2), (item.DILOCO, 1, 1.2), (item.DILOCO, 100, 1.2 / 100),
         (item.STREAMING, 8, 3 * (1 / 3 + 0.2) / 8),
     ):  # fmt: skip
-        share = there(item.mean_share(found, name, every, item.CLAIMED)).value
+        share = there(item.mean_computing_share(found, name, every, item.CLAIMED)).value
         assert share == pytest.approx(COMPUTING / (COMPUTING + exchange_s))
     is_exchange = found.steps["wire_bytes"] > 0  # where noise makes one short, it is less than all
     quick = found._replace(steps=found.steps.assign(step_s=found.steps["step_s"].mask(is_exchange, 0.1)))
-    assert item.computing_shares(quick, item.DILOCO, 8, item.CLAIMED).to_dict() == {0: item.MOST}
+    assert item.computing_share_by_launch(quick, item.DILOCO, 8, item.CLAIMED).to_dict() == {0: item.MOST}
 
 
 def test_arithmetic_knows_bytes_and_the_bandwidth_that_was_found() -> None:
     found = frames(launches=1)
     for name in (item.DILOCO, item.STREAMING):
         expected = {0: pytest.approx(COMPUTING / (COMPUTING + 1 / 8))}
-        assert item.arithmetic_shares(found, name, 8, item.CLAIMED).to_dict() == expected
-    exact = there(item.arithmetic_over_measured(frames(delay=0.0), item.DILOCO, 8, AT_ONCE))
+        assert item.arithmetic_share_by_launch(found, name, 8, item.CLAIMED).to_dict() == expected
+    exact = there(item.arithmetic_over_measured_share(frames(delay=0.0), item.DILOCO, 8, AT_ONCE))
     assert exact[:3] == pytest.approx((1.0, 1.0, 1.0))  # of each launch's own seconds of computing
-    assert there(item.arithmetic_over_measured(frames(), item.SPARSELOCO, 8, item.CLAIMED)).value > 1.03
+    assert there(item.arithmetic_over_measured_share(frames(), item.SPARSELOCO, 8, item.CLAIMED)).value > 1.03
     own = frames(launches=1, delay=0.0)
-    assert item.found_gbit_s(own, AT_ONCE).to_list() == [0.1]
-    slow = own._replace(runs=own.runs.assign(**{FOUND_GBIT_S: 0.05}))
-    assert item.found_gbit_s(slow, AT_ONCE).to_list() == [0.05]
-    dense = item.arithmetic_shares(slow, item.DENSE, None, AT_ONCE)
+    assert item.found_gbit_s_by_launch(own, AT_ONCE).to_list() == [0.1]
+    slow = own._replace(runs=own.runs.assign(**{FOUND_GBIT_S_COLUMN: 0.05}))
+    assert item.found_gbit_s_by_launch(slow, AT_ONCE).to_list() == [0.05]
+    dense = item.arithmetic_share_by_launch(slow, item.DENSE, None, AT_ONCE)
     assert dense.to_dict() == {0: pytest.approx(COMPUTING / (COMPUTING + 2))}
 
 
 def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() -> None:
     found = frames(delay=0.0)
     # Dense computes for half of its time where its bytes take as long: twice 100 Mbit/s, in the first launch.
-    assert item.break_evens(found, item.DENSE, 50, 0.0).gbit_s[0] == pytest.approx(0.2)
-    assert getattr(item.bandwidth_for(found, item.DENSE, 50, 0.0), "n", 0) == 3
+    assert item.bandwidths_at_utilisation(found, item.DENSE, 50, 0.0).gbit_s[0] == pytest.approx(0.2)
+    assert getattr(item.bandwidth_at_utilisation_cell(found, item.DENSE, 50, 0.0), "n", 0) == 3
     for of, name, share, text in (
         (found, item.DENSE, 99, "above 1"),
         (found, item.DILOCO, 50, "below 0.1"),
         (empty_frames(), item.DENSE, 50, "-"),
     ):
-        assert item.bandwidth_for(of, name, share, 0.0) == text
+        assert item.bandwidth_at_utilisation_cell(of, name, share, 0.0) == text
 
 
 def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
-    assert there(item.times_less_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
+    assert there(item.dense_over_method_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
     with pytest.raises(
         MixedRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
     ):
-        item.times_less_bandwidth(alone, item.DILOCO, 1, 0.0)
+        item.dense_over_method_bandwidth(alone, item.DILOCO, 1, 0.0)
 
 
 def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> None:
     for slower in (0.8, 1.25):  # too long and too short by as much
         found = frames(slower=slower)
         assert there(
-            item.composed_over_measured(found, item.DILOCO, CHECKED, item.CLAIMED)
+            item.composed_over_measured_step(found, item.DILOCO, CHECKED, item.CLAIMED)
         ).value == pytest.approx(1 / slower)
-        assert there(item.composing_factor(found, item.DILOCO, CHECKED, item.CLAIMED)).value == pytest.approx(
-            1.25
-        )
+        assert there(
+            item.composing_error_factor(found, item.DILOCO, CHECKED, item.CLAIMED)
+        ).value == pytest.approx(1.25)
         # What checks it is no part of what is composed.
-        expected = item.computing_shares(frames(), item.DILOCO, 8, item.CLAIMED)
-        assert item.computing_shares(found, item.DILOCO, 8, item.CLAIMED).equals(expected)
-    assert item.composed_over_measured(found, item.SPARSELOCO, CHECKED, item.CLAIMED) is None
+        expected = item.computing_share_by_launch(frames(), item.DILOCO, 8, item.CLAIMED)
+        assert item.computing_share_by_launch(found, item.DILOCO, 8, item.CLAIMED).equals(expected)
+    assert item.composed_over_measured_step(found, item.SPARSELOCO, CHECKED, item.CLAIMED) is None

@@ -10,12 +10,12 @@
     claims       name: what an item holds against its records, as fields of `analysis.claims.Claim`; in
                  place of paper, unit and source the id of what is published. What stands in braces differs
                  between like ones; {{link}} is the link that was found. The item says how its value is
-                 computed: `claim(name, function, ...)`. `quantity` is the lasting name of that function in
-                 the claim's rule (and of functions among its arguments, where there are some)
+                 computed: `make_claim(name, function, ...)`. `quantity` is the lasting name of that function
+                 in the claim's rule (and of functions among its arguments, where there are some)
     words        item: its caption; item.part: other words on it, as a note below a table. A text, or several
                  that follow each other. What stands in braces is a fact of the item's, or a sentence on its
                  records (`analysis.pictures.captions.SENTENCES`)
-    items        item: labels, looks and methods that its file reads (`item`)
+    items        item: labels, looks and methods that its file reads (`item_data`)
     rules        id: kind, tolerance and reason that several claims have (<<: *id)
     causes       what several claims follow from: their group (*id)
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:  # listing the papers needs no pandas
     from analysis.stats import Estimate
 
 FOLDER = Path(__file__).parent
-GIVEN = ("text", "unit", "source", "kind", "tolerance", "reason")  # of every claim
+REQUIRED_FIELDS = ("text", "unit", "source", "kind", "tolerance", "reason")  # of every claim
 
 
 class Statement(NamedTuple):
-    """Statement of a paper."""
+    """Statement of a paper, in our words, with where it stands there."""
 
     id: str
     number: int
@@ -52,91 +52,97 @@ class Statement(NamedTuple):
     first: tuple[str, ...] = ()
 
 
-def names() -> list[str]:
+def paper_names() -> list[str]:
     """Return the names of the papers, by their files alone."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def bibtex(paper: str) -> str:
+def paper_bibtex(paper: str) -> str:
     """Return the paper's citation; empty for what is no paper."""
-    return str(_content(paper).get("bibtex", "")) if paper in names() else ""
+    return str(_content(paper).get("bibtex", "")) if paper in paper_names() else ""
 
 
-def called(paper: str) -> str:
+def citation_label(paper: str) -> str:
     """Return a paper's name in texts: 'Yoon and Oh 2022'; empty for what is no paper."""
-    cited = bibtex(paper)
-    author, year = (re.search(rf"{part} = \{{([^}}]*)", cited) for part in ("author", "year"))
-    if author is None:
+    bibtex = paper_bibtex(paper)
+    authors, year = (re.search(rf"{part} = \{{([^}}]*)", bibtex) for part in ("author", "year"))
+    if authors is None:
         return ""
-    names = [name.partition(",")[0].strip() for name in author[1].split(" and ")]
-    several = " and others" if len(names) > 2 else "".join(f" and {name}" for name in names[1:])
-    return f"{names[0]}{several} {year[1] if year else ''}".strip()
+    surnames = [author.partition(",")[0].strip() for author in authors[1].split(" and ")]
+    others = " and others" if len(surnames) > 2 else "".join(f" and {name}" for name in surnames[1:])
+    return f"{surnames[0]}{others} {year[1] if year else ''}".strip()
 
 
-def order(paper: str) -> list[str]:
+def items_in_paper_order(paper: str) -> list[str]:
     """Return the paper's items in the order of the paper, which is that of their captions."""
     return [name for name in _content(paper).get("words", {}) if "." not in name]
 
 
 @cache
-def statements() -> dict[str, Statement]:
-    """Id -> statement, of all papers, in the order of the numbers."""
-    found = [
-        Statement(f"{paper}.{number}", number, **said | {"first": tuple(said.get("first", ()))})
-        for paper in names()
-        for number, said in _content(paper).get("statements", {}).items()
+def statements_by_id() -> dict[str, Statement]:
+    """Return the statements of all papers by their ids, in the order of their numbers."""
+    statements = [
+        Statement(f"{paper}.{number}", number, **fields | {"first": tuple(fields.get("first", ()))})
+        for paper in paper_names()
+        for number, fields in _content(paper).get("statements", {}).items()
     ]
-    return {each.id: each for each in sorted(found, key=lambda each: each.number)}
+    return {statement.id: statement for statement in sorted(statements, key=lambda other: other.number)}
 
 
-def value(name: str) -> Any:
+def published_value(name: str) -> Any:
     """Return the published number of this id; of several things a mapping: 'yoon2022.top1'."""
-    return _entry(name)[1]
+    return _published_entry(name)[1]
 
 
-def _entry(name: str) -> tuple[Mapping[str, Any], Any]:
-    """Return all that is said of a published number, and the number itself.
+def _published_entry(name: str) -> tuple[Mapping[str, Any], Any]:
+    """Return the entry of a published number, and the number itself.
 
     Raises:
         KeyError: no paper publishes it.
     """
     paper, _, entry = name.partition(".")
-    known = _content(paper)["published"]
-    if entry in known:
-        return known[entry], known[entry]["value"]
+    entries = _content(paper)["published"]
+    if entry in entries:
+        return entries[entry], entries[entry]["value"]
     entry, _, part = entry.rpartition(".")
-    return known[entry], known[entry]["value"][part]
+    return entries[entry], entries[entry]["value"][part]
 
 
-def claims(paper: str) -> Mapping[str, Mapping[str, Any]]:
+def claim_fields_by_name(paper: str) -> Mapping[str, Mapping[str, Any]]:
     """Return the fields of a paper's claims, by their names."""
-    found: Mapping[str, Mapping[str, Any]] = _content(paper).get("claims", {})
-    return found
+    claims: Mapping[str, Mapping[str, Any]] = _content(paper).get("claims", {})
+    return claims
 
 
-def words(name: str) -> str:
+def text_template(name: str) -> str:
     """Return the words of this name, 'yoon2022.fig4', braces and all; empty where its paper has none."""
     paper, _, entry = name.partition(".")
-    said = _content(paper).get("words", {}).get(entry, "") if paper in names() else ""
-    return said if isinstance(said, str) else " ".join(said)
+    words = _content(paper).get("words", {}).get(entry, "") if paper in paper_names() else ""
+    return words if isinstance(words, str) else " ".join(words)
 
 
-def item(name: str) -> Any:
+def item_data(name: str) -> Any:
     """Return a paper's data on an item besides words: 'survey.methods'."""
     paper, _, entry = name.partition(".")
     return _content(paper)["items"][entry]
 
 
-def claim(
-    name: str, ours: Callable[..., Estimate | None], /, *of: Any, id: str = "", case: str = "", **own: Any
+def make_claim(
+    name: str,
+    compute: Callable[..., Estimate | None],
+    /,
+    *arguments: Any,
+    id: str = "",
+    case: str = "",
+    **fields: Any,
 ) -> Claim:
     """Return the claim of this name, 'shi2019.bound', with our value for it.
 
     Args:
-        of: what `ours` takes besides the frames.
+        arguments: what `compute` takes besides the frames.
         id: by default the name in the paper's file, without the item before its first dot, and the case.
         case: tells like claims apart.
-        own: fields that the paper's file leaves open, and what stands in braces in its texts.
+        fields: fields that the paper's file leaves open, and what stands in braces in its texts.
 
     Raises:
         ValueError: the paper's file has no such claim, or leaves out what nobody else gives.
@@ -144,44 +150,58 @@ def claim(
     from analysis.claims import Claim  # listing the papers needs no pandas
 
     paper, _, entry = name.partition(".")
-    if entry not in claims(paper):
-        raise ValueError(describe_unknown(f"claim of {paper}.yaml", entry, list(claims(paper))))
-    said = claims(paper)[entry]
-    texts = {field: text.format(**own) for field, text in said.items() if isinstance(text, str)}
-    fields: dict[str, Any] = {"paper": None, **said, **texts}
-    if "published" in fields:
-        entry_of, number = _entry(fields.pop("published"))
-        fields |= {"paper": number, "unit": entry_of.get("unit", ""), "source": entry_of["where"]}
-    fields |= {field: value for field, value in own.items() if field in Claim.__dataclass_fields__}
-    fields["answers"] = tuple(fields.get("answers", ()))
-    if missing := [field for field in GIVEN if field not in fields]:
+    entries = claim_fields_by_name(paper)
+    if entry not in entries:
+        raise ValueError(describe_unknown(f"claim of {paper}.yaml", entry, list(entries)))
+    texts = {field: text.format(**fields) for field, text in entries[entry].items() if isinstance(text, str)}
+    claim: dict[str, Any] = {"paper": None, **entries[entry], **texts}
+    if "published" in claim:
+        published, number = _published_entry(claim.pop("published"))
+        claim |= {"paper": number, "unit": published.get("unit", ""), "source": published["where"]}
+    claim |= {field: value for field, value in fields.items() if field in Claim.__dataclass_fields__}
+    claim["answers"] = tuple(claim.get("answers", ()))
+    missing = [field for field in REQUIRED_FIELDS if field not in claim]
+    if missing:
         raise ValueError(f"the claim {name} lacks {', '.join(missing)}: give it in papers/{paper}.yaml")
     own_name = entry.partition(".")[2] or entry
-    return Claim(id=id or f"{own_name}.{case}".rstrip("."), compute=ours, arguments=of, **fields)
+    return Claim(id=id or f"{own_name}.{case}".rstrip("."), compute=compute, arguments=arguments, **claim)
 
 
-def of_methods(
-    name: str, ours: Callable[..., Estimate | None], methods: Iterable[str], /, *of: Any, **own: Any
+def make_claims_by_method(
+    name: str,
+    compute: Callable[..., Estimate | None],
+    methods: Iterable[str],
+    /,
+    *arguments: Any,
+    **fields: Any,
 ) -> list[Claim]:
-    """Return the claim of this name for each method, which is its case and the first that `ours` takes.
+    """Return the claim of this name for each method, which is its case and the first that `compute` takes.
 
     Args:
-        of, own: as in `claim`.
+        arguments, fields: as in `make_claim`.
     """
     from analysis.pictures.style import method_style  # as above
 
-    return claim_each(name, ours, {method: method_style(method).label for method in methods}, *of, **own)
+    labels = {method: method_style(method).label for method in methods}
+    return make_claims_by_case(name, compute, labels, *arguments, **fields)
 
 
-def claim_each(
-    name: str, ours: Callable[..., Estimate | None], labels: Mapping[str, str], /, *of: Any, **own: Any
+def make_claims_by_case(
+    name: str,
+    compute: Callable[..., Estimate | None],
+    labels: Mapping[str, str],
+    /,
+    *arguments: Any,
+    **fields: Any,
 ) -> list[Claim]:
-    """Return a claim for each of these cases, which `ours` takes first.
+    """Return a claim for each of these cases, which `compute` takes first.
 
     Braces may hold {method}, the case, and its {label}.
     """
     return [
-        claim(name, ours, case, *of, **{"case": case, "method": case, "label": label, **own})
+        make_claim(
+            name, compute, case, *arguments, **{"case": case, "method": case, "label": label, **fields}
+        )
         for case, label in labels.items()
     ]
 

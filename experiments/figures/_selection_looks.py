@@ -9,9 +9,9 @@ import pandas as pd
 
 from analysis.records.frames import (
     Frames,
-    find_keys,
+    find_run_keys,
     largest_tensor_by_run,
-    note_read_keys,
+    note_read_run_keys,
     select_runs,
 )
 from analysis.stats import Bounds, Estimate, estimate_mean
@@ -34,7 +34,7 @@ RunStatistic = Callable[[Frames], float]  # of one run
 Measures = Mapping[str, tuple[RunStatistic, Bounds]]  # by the names of columns
 
 
-def runs(profile: str) -> list[Run]:
+def training_runs_with_looks(profile: str) -> list[Run]:
     """Return the trainings of all models and seeds."""
     batches = {"cnn_digits": 16} if profile == "smoke" else BATCHES
     method = {"method": "topk", "method.density": 0.01}
@@ -48,57 +48,64 @@ def frames_by_model(frames: Frames) -> dict[str, Frames]:
     if not len(frames.runs):
         return {}
     tasks = set(frames.runs["task.name"])
-    names = [*(name for name in MODELS if name in tasks), *sorted(tasks - set(MODELS))]
-    return {MODELS.get(name, name): select_task(frames, name) for name in names}
+    ordered = [*(task for task in MODELS if task in tasks), *sorted(tasks - set(MODELS))]
+    return {MODELS.get(task, task): select_task_runs(frames, task) for task in ordered}
 
 
-def select_task(frames: Frames, name: str) -> Frames:
+def select_task_runs(frames: Frames, task: str) -> Frames:
     """Return the runs of a task."""
-    return select_runs(frames, find_keys(frames, {"task.name": name}))
+    return select_runs(frames, find_run_keys(frames, {"task.name": task}))
 
 
-def select_looks(frames: Frames, what: str, tensor: str | None = None) -> pd.DataFrame:
+def select_looks(frames: Frames, kind: str, tensor: str | None = None) -> pd.DataFrame:
     """Return the looks of one kind, at all tensors or at one."""
-    is_wanted = frames.looks["what"].eq(what) & (frames.looks["of"].eq(tensor) if tensor else True)
+    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(tensor) if tensor else True)
     looks: pd.DataFrame = frames.looks[is_wanted]
     return looks
 
 
-def largest_tensor(frames: Frames) -> str:
-    """Return the tensor of a model with the most elements."""
+def largest_tensor_name(frames: Frames) -> str:
+    """Return the name of the tensor with the most elements in the first run; empty without looks."""
     by_run = largest_tensor_by_run(frames.looks)
     return str(by_run.iloc[0]) if len(by_run) else ""
 
 
 def mean_over_runs(frames: Frames, statistic: RunStatistic, bounds: Bounds) -> Estimate | None:
     """Return the arithmetic mean of a number of each run, with its interval within what the number can be."""
-    note_read_keys(frames.runs["key"])
-    runs = [select_runs(frames, [key]) for key in frames.runs["key"]]
-    samples = [statistic(run) for run in runs if len(run.looks)]
-    known = [sample for sample in samples if not np.isnan(sample)]
-    return estimate_mean(known, bounds, value=float(np.mean(known))) if known else None
+    note_read_run_keys(frames.runs["key"])
+    training_runs_with_looks = [select_runs(frames, [key]) for key in frames.runs["key"]]
+    samples = [statistic(run) for run in training_runs_with_looks if len(run.looks)]
+    numbers = [sample for sample in samples if not np.isnan(sample)]
+    return estimate_mean(numbers, bounds, value=float(np.mean(numbers))) if numbers else None
 
 
-def model_mean(frames: Frames, task: str, statistic: RunStatistic, bounds: Bounds) -> Estimate | None:
+def mean_over_task_runs(
+    frames: Frames, task: str, statistic: RunStatistic, bounds: Bounds
+) -> Estimate | None:
     """Return the mean of a number over the runs of one model."""
-    return mean_over_runs(select_task(frames, task), statistic, bounds)
+    return mean_over_runs(select_task_runs(frames, task), statistic, bounds)
 
 
-def model_rows(frames: Frames, measures: Measures) -> list[dict[str, object]]:
+def rows_of_means_by_model(frames: Frames, measures: Measures) -> list[dict[str, object]]:
     """Return a table's row for each model, with the means of these numbers over its runs."""
     return [
-        {"model": model, **{name: mean_over_runs(runs, *measure) for name, measure in measures.items()}}
-        for model, runs in frames_by_model(frames).items()
+        {
+            "model": model,
+            **{
+                name: mean_over_runs(training_runs_with_looks, *measure) for name, measure in measures.items()
+            },
+        }
+        for model, training_runs_with_looks in frames_by_model(frames).items()
     ]
 
 
-def spread_steps(steps: Sequence[int], count: int = 4) -> list[int]:
+def select_evenly_spaced(steps: Sequence[int], count: int = 4) -> list[int]:
     """Return the first step, the last one and some between them."""
     ordered = sorted(set(steps))
     places = np.linspace(0, len(ordered) - 1, count)
     return [ordered[round(place)] for place in places] if ordered else []
 
 
-def first_run(frames: Frames) -> Frames:
+def select_first_run(frames: Frames) -> Frames:
     """Return the first of several runs."""
     return select_runs(frames, list(frames.runs["key"][:1]))

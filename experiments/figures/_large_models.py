@@ -12,15 +12,15 @@ import numpy as np
 
 from analysis import plots
 from analysis.pictures import style
-from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted, papers
-from experiments.figures._runs import TIMED, with_density
+from experiments.figures._runs import TIMED, with_density_except_dense
 from sparsify import cost
 
-_DATA = papers.item("zhang.stable-throughput")
+_DATA = papers.item_data("zhang.stable-throughput")
 
 
 class ModelFamily(NamedTuple):
@@ -33,7 +33,7 @@ class ModelFamily(NamedTuple):
     @property
     def hours(self) -> Mapping[str, float]:
         """Published hours of its training, by method."""
-        hours: Mapping[str, float] = papers.value(f"zhang.hours.{self.large}")
+        hours: Mapping[str, float] = papers.published_value(f"zhang.hours.{self.large}")
         return hours
 
     def published_speedup(self, method: str) -> float | None:
@@ -50,65 +50,68 @@ LARGE_DENSITY = 0.01
 EVERY = 10  # N, steps between two choices; B is that of the sweep, and of models as large as theirs their own
 SMALL_BLOCK, BLOCK = 100, 10_000
 WORKERS = 16  # that exchange in the prediction
-LINKS = {"10 Gbit/s": _predicted.ethernet(10), "100 Gbit/s": _predicted.ethernet(100)}
+LINKS = {"10 Gbit/s": _predicted.ethernet_link(10), "100 Gbit/s": _predicted.ethernet_link(100)}
 DASHES = dict(zip(LINKS, ("-", "--"), strict=True))
 COMPUTING_S = np.geomspace(0.03, 30, 61)  # seconds of a step
 
 
-def method_settings(density: float, block: int) -> dict[str, RunSettings]:
+def settings_by_method(density: float, block: int) -> dict[str, RunSettings]:
     """Return the settings of each method."""
     settings: dict[str, RunSettings] = {name: {"method": name} for name in LOOKS}
     settings["stable_topk"] = {"method": "stable_topk", "method.block": block, "method.every": EVERY}
-    return with_density(settings, density)
+    return with_density_except_dense(settings, density)
 
 
-def selection_run(profile: str) -> Run:
+def selection_timing_run(profile: str) -> Run:
     """Return the run in which all methods select from a vector in turns."""
-    variants = method_settings(LARGE_DENSITY, BLOCK if profile != "smoke" else SMALL_BLOCK)
+    variants = settings_by_method(LARGE_DENSITY, BLOCK if profile != "smoke" else SMALL_BLOCK)
     return Run(
         {**TIMED, "profile": profile, "task": "vector", "workers": 2, **_DATA["selecting"][profile]}, variants
     )
 
 
 @cache_by_frames
-def selection_s(frames: Frames, elements: int) -> dict[str, float]:
+def selection_s_by_method(frames: Frames, elements: int) -> dict[str, float]:
     """Return the seconds of selecting by method, measured without a network, scaled to so many elements."""
-    vector = select_runs(frames, find_keys(frames, {"task.name": "vector"}))
-    works = {method: _predicted.measured_work(vector, method, elements) for method in LOOKS}
+    vector = select_runs(frames, find_run_keys(frames, {"task.name": "vector"}))
+    works = {method: _predicted.measured_compute_and_select(vector, method, elements) for method in LOOKS}
     return {method: work.select_s for method, work in works.items() if work is not None}
 
 
-def added_s(frames: Frames, method: str, elements: int, link: cost.Link) -> float:
+def selection_and_exchange_s(frames: Frames, method: str, elements: int, link: cost.Link) -> float:
     """Return the seconds that a method adds to computing: selecting and exchanging."""
-    exchange_s = _predicted.exchange_s(method, elements, LARGE_DENSITY, WORKERS, link)
-    return selection_s(frames, elements)[method] + exchange_s
+    exchange_s = _predicted.predicted_exchange_s(method, elements, LARGE_DENSITY, WORKERS, link)
+    return selection_s_by_method(frames, elements)[method] + exchange_s
 
 
-def computing_for_ratio(ratio: float, dense_s: float, own_s: float) -> float | None:
+def computing_s_for_speedup(ratio: float, dense_s: float, own_s: float) -> float | None:
     """Return the seconds of computing at which the speed-up is this ratio; None where there is none."""
     seconds = (dense_s - ratio * own_s) / (ratio - 1)
     return seconds if seconds > 0 else None
 
 
-def oktopk_over_stable(frames: Frames, family: ModelFamily) -> Estimate | None:
+def oktopk_to_stable_added_time_ratio(frames: Frames, family: ModelFamily) -> Estimate | None:
     """Return the ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
-    if not {"oktopk", "stable_topk"} <= set(selection_s(frames, family.elements)):
+    if not {"oktopk", "stable_topk"} <= set(selection_s_by_method(frames, family.elements)):
         return None
     oktopk_s, stable_s = (
-        added_s(frames, method, family.elements, LINKS["10 Gbit/s"]) for method in ("oktopk", "stable_topk")
+        selection_and_exchange_s(frames, method, family.elements, LINKS["10 Gbit/s"])
+        for method in ("oktopk", "stable_topk")
     )
     return Estimate(oktopk_s / stable_s)
 
 
-def speedups_panel(frames: Frames) -> plots.Panel:
+def first_family_speedups_panel(frames: Frames) -> plots.Panel:
     """Return speed-ups over dense by the time of computing, of the first family."""
     family = next(iter(FAMILIES.values()))
     lines = []
-    for method in selection_s(frames, family.elements):
+    for method in selection_s_by_method(frames, family.elements):
         if method == "dense":
             continue
         for name, link in LINKS.items():
-            dense_s, own_s = (added_s(frames, other, family.elements, link) for other in ("dense", method))
+            dense_s, own_s = (
+                selection_and_exchange_s(frames, other, family.elements, link) for other in ("dense", method)
+            )
             ratios = (COMPUTING_S + dense_s) / (COMPUTING_S + own_s)
             how = {"linestyle": DASHES[name], "marker": ""}
             lines.append(plots.Curve(UNNAMED[method], COMPUTING_S, ratios, how))
@@ -125,11 +128,12 @@ def large_models_table(frames: Frames) -> Table:
     """Return what each method adds to computing, and the computing at which hours are as published."""
     rows = []
     for family in FAMILIES.values():
-        for method, seconds in selection_s(frames, family.elements).items():
+        for method, seconds in selection_s_by_method(frames, family.elements).items():
             ratio = family.published_speedup(method)
             for name, link in LINKS.items():
                 dense_s, own_s = (
-                    added_s(frames, other, family.elements, link) for other in ("dense", method)
+                    selection_and_exchange_s(frames, other, family.elements, link)
+                    for other in ("dense", method)
                 )
                 rows.append({
                     "model": family.large,
@@ -139,8 +143,8 @@ def large_models_table(frames: Frames) -> Table:
                     "adds to computing": 1e3 * own_s,
                     "published hours, dense / own": ratio,
                     "computing that gives this":
-                        computing_for_ratio(ratio, dense_s, own_s) if ratio else None,
+                        computing_s_for_speedup(ratio, dense_s, own_s) if ratio else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    note = papers.words("zhang.stable-throughput.note")
+    note = papers.text_template("zhang.stable-throughput.note")
     return Table.from_rows("Models as large as theirs, simulated", rows, units, note)
