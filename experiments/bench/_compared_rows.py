@@ -24,7 +24,7 @@ DDP = "ddp"  # the row that whole steps are divided by
 NETWORK_TITLES = {"linears": "linear layers of 64 x 64", "resnet50": "ResNet-50", "vgg16": "VGG-16"}
 
 
-class Selection(NamedTuple):
+class SelectionCase(NamedTuple):
     """A case of the benchmark of selections."""
 
     n: int
@@ -35,4 +35,4 @@ class Selection(NamedTuple):
         return f"n = {self.n:,}, density {self.density:g}, {self.distribution}"
 
 
-STANDARD_SELECTION = Selection(25_600_000, 0.001, "normal")
+STANDARD_SELECTION_CASE = SelectionCase(25_600_000, 0.001, "normal")

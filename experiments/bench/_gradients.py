@@ -47,7 +47,7 @@ class StepInputs(NamedTuple):
     residual: Tensor  # (n,) float32, before the first step
     gradients: Tensor  # (turns, n), in one piece of memory
     source: str  # in words
-    is_first_step: bool = False  # every step is a training's first one, and has no residual
+    is_always_first_step: bool = False  # every step is a training's first one, and has no residual
 
 
 def fill_normal(out: Tensor, rng: Generator) -> None:
@@ -60,7 +60,7 @@ def fill_laplace(out: Tensor, rng: Generator) -> None:
     out.mul_(coins.mul_(2).sub_(1)).mul_(SCALE)
 
 
-def fill_mixed(out: Tensor, rng: Generator) -> None:
+def fill_mixed_scales(out: Tensor, rng: Generator) -> None:
     """Fill with layers of very different scale: segments of equal length, the same scales each time."""
     out.normal_(generator=rng)
     shares = torch.rand(NUM_SEGMENTS, generator=Generator().manual_seed(1)).tolist()
@@ -68,12 +68,12 @@ def fill_mixed(out: Tensor, rng: Generator) -> None:
         segment.mul_(SMALLEST_SCALE * (LARGEST_SCALE / SMALLEST_SCALE) ** share)
 
 
-def fill_ties(out: Tensor, rng: Generator) -> None:
+def fill_with_ties(out: Tensor, rng: Generator) -> None:
     """Fill with whole multiples of one number, about nine values. Their sums are whole multiples as well."""
     out.normal_(generator=rng).round_().mul_(2.0**-10)
 
 
-def fill_zeros(out: Tensor, rng: Generator) -> None:
+def fill_mostly_zeros(out: Tensor, rng: Generator) -> None:
     """Fill with 99 % zeros, at other places each time."""
     fill_normal(out, rng)
     out.mul_(torch.rand(out.shape, generator=rng, device=out.device) < NONZERO_SHARE)
@@ -83,39 +83,41 @@ SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
     "normal": (fill_normal, "normal numbers"),
     "laplace": (fill_laplace, "Laplace-distributed numbers"),
     "mixed": (
-        fill_mixed,
+        fill_mixed_scales,
         f"normal numbers, {NUM_SEGMENTS} segments scaled by {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}",
     ),
-    "ties": (fill_ties, "normal numbers rounded to about nine values"),
-    "zeros": (fill_zeros, f"normal numbers, of which {1 - NONZERO_SHARE:.0%} are set to 0"),
+    "ties": (fill_with_ties, "normal numbers rounded to about nine values"),
+    "zeros": (fill_mostly_zeros, f"normal numbers, of which {1 - NONZERO_SHARE:.0%} are set to 0"),
 }
 FIRST_TIED = "first_tied"  # the hardest for a guessed bound
 
 
-class TrainedNetwork(NamedTuple):
-    """A network whose gradients are real."""
+class NetworkFactory(NamedTuple):
+    """A network that is trained for its gradients: a function that makes it, and its size."""
 
     make: Callable[[int, int, int], nn.Module]
     num_parameters: int
 
 
 NETWORKS = {
-    "vgg16": TrainedNetwork(vgg16, 14_728_266),
-    "resnet18": TrainedNetwork(resnet18, 11_173_962),
+    "vgg16": NetworkFactory(vgg16, 14_728_266),
+    "resnet18": NetworkFactory(resnet18, 11_173_962),
 }
 DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
 
 
-def make_inputs(distribution: str, n: int, turns: int, folder: Path, device: torch.device) -> StepInputs:
+def make_or_load_inputs(
+    distribution: str, n: int, turns: int, gradients_folder: Path, device: torch.device
+) -> StepInputs:
     """Return inputs of a distribution, or of a network whose gradients are kept in a folder."""
     if distribution in NETWORKS:
-        return load_or_train(distribution, folder, device)
+        return load_or_train_inputs(distribution, gradients_folder, device)
     if distribution == FIRST_TIED:
-        return make_tied_first_step(n, turns, device)
-    return make_synthetic(distribution, n, turns, device)
+        return make_tied_first_step_inputs(n, turns, device)
+    return make_synthetic_inputs(distribution, n, turns, device)
 
 
-def make_synthetic(distribution: str, n: int, turns: int, device: torch.device) -> StepInputs:
+def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.device) -> StepInputs:
     """Return the same numbers at each call; the residual is what a gradient before them left."""
     rng = Generator(device).manual_seed(0)
     fill, source = SYNTHETIC[distribution]
@@ -126,29 +128,29 @@ def make_synthetic(distribution: str, n: int, turns: int, device: torch.device) 
     return StepInputs(residual, gradients, source)
 
 
-def make_tied_first_step(n: int, turns: int, device: torch.device) -> StepInputs:
+def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> StepInputs:
     """Return a training's first step in bfloat16, where very many elements tie; as many bytes as float32."""
-    inputs = make_synthetic("ties", n, 2 * turns, device)
+    inputs = make_synthetic_inputs("ties", n, 2 * turns, device)
     source = (
         f"the first step of a training: no residual; {inputs.source}, in bfloat16, which torch.add adds to "
         "float32 slowly, so that here it is no floor"
     )
-    return StepInputs(inputs.residual.zero_(), inputs.gradients.bfloat16(), source, is_first_step=True)
+    return StepInputs(inputs.residual.zero_(), inputs.gradients.bfloat16(), source, is_always_first_step=True)
 
 
-def load_or_train(name: str, folder: Path, device: torch.device) -> StepInputs:
-    """Return residual and gradients of a network in training, kept in a folder.
+def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepInputs:
+    """Return stored inputs of a network in training; where there are none, train it and store them.
 
     The data are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
     says which.
     """
     root = dataset_files.resolve_data_root(None)
     dataset = "cifar10" if dataset_files.has_files(root, "cifar10") else "digits32"
-    path = folder / f"{name}-{dataset}.pt"
+    path = gradients_folder / f"{network}-{dataset}.pt"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        gradients_folder.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
-        torch.save(train(name, dataset, root, device), buffer)
+        torch.save(record_training_gradients(network, dataset, root, device), buffer)
         write_atomic(path, buffer.getvalue(), durable=False)
     saved = torch.load(path, map_location=device, weights_only=True)
     residual, gradients = (  # copied into memory as the library allocates it
@@ -158,11 +160,15 @@ def load_or_train(name: str, folder: Path, device: torch.device) -> StepInputs:
     return StepInputs(residual, gradients, saved["source"])
 
 
-def train(name: str, dataset: str, root: Path, device: torch.device) -> dict[str, Any]:
+def record_training_gradients(
+    network: str, dataset: str, data_root: Path, device: torch.device
+) -> dict[str, Any]:
     """Train one worker with Top-k; return the gradients of the last steps, and the residual before them."""
-    network, size = NETWORKS[name]
-    data = datasets.load(dataset, root, device)
-    task = Task(dataset, network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False)
+    make_network, num_parameters = NETWORKS[network]
+    data = datasets.load(dataset, data_root, device)
+    task = Task(
+        dataset, make_network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False
+    )
     steps = TRAINING_STEPS[device.type]
     gradients = list[Tensor]()
     losses = list[float]()
@@ -182,9 +188,9 @@ def train(name: str, dataset: str, root: Path, device: torch.device) -> dict[str
             loss.backward()
             losses.append(loss.item())
             gradient = aggregator.gradients.flat
-            assert gradient.numel() == size, (name, gradient.numel())
+            assert gradient.numel() == num_parameters, (network, gradient.numel())
             if not math.isfinite(losses[-1]) or not gradient.isfinite().all():
-                raise NonFiniteGradientError(0, step, name)
+                raise NonFiniteGradientError(0, step, network)
             if step >= steps - NUM_KEPT_GRADIENTS:
                 if not gradients:
                     state_residual = aggregator.method.residual(aggregator.states[0])
@@ -199,7 +205,7 @@ def train(name: str, dataset: str, root: Path, device: torch.device) -> dict[str
 
     (residual,) = virtual.run(1, train_worker)
     source = (
-        f"{name} on {data.name}, steps {steps - NUM_KEPT_GRADIENTS} to {steps} of a training by Top-k at "
+        f"{network} on {data.name}, steps {steps - NUM_KEPT_GRADIENTS} to {steps} of a training by Top-k at "
         f"density {DENSITY:g}, batch {BATCH}, loss {losses[0]:.2f} -> {losses[-1]:.2f}"
     )
     return {"residual": residual.cpu(), "gradients": torch.stack(gradients).cpu(), "source": source}

@@ -85,17 +85,17 @@ class OperatorCounter(TorchDispatchMode):
         return result
 
     @property
-    def collectives(self) -> int:
+    def num_collectives(self) -> int:
         """The number of collectives, without the broadcasts of a model's buffers."""
         return self._count(COLLECTIVES) - self._count(BUFFER_BROADCASTS)
 
     @property
-    def operations(self) -> int:
+    def num_operations(self) -> int:
         """The number of operators that compute, write or copy; views and allocations are free."""
         return self._count_others(COLLECTIVES, *ALLOCATIONS)
 
     @property
-    def around_search(self) -> int:
+    def num_operations_around_search(self) -> int:
         """The number of operations and collectives without searches and copies from and to DDP's buckets."""
         return self._count_others(*ALLOCATIONS, *SEARCHES, *COPIES)
 

@@ -16,7 +16,7 @@ from experiments.bench._compared_rows import (
     FLOORS,
     NETWORK_TITLES,
     SELECT_ROWS,
-    STANDARD_SELECTION,
+    STANDARD_SELECTION_CASE,
     STEP_ROWS,
     STYLES,
 )
@@ -32,36 +32,38 @@ STEP_MARGIN_INCHES = 0.75
 USED_ROW_SHARE = 0.8  # of a row's height, for its dots below each other
 
 
-def find_floor(rows: Sequence[Record]) -> str:
-    """Return the row that no step can be faster than: the in-place add; in older records, the copy."""
+def floor_row_name(rows: Sequence[Record]) -> str:
+    """Return the name of the fastest possible row: the in-place add; in older records, the copy."""
     return "add" if any(row.get("over_add") for row in rows) else "copy"
 
 
-def draw_selections(rows: Sequence[Record]) -> plots.Figure:
+def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
     """Draw ratios to the floor: left for each n, right for each density."""
     timed = [
         row for row in rows
-        if "median_ms" in row and row["distribution"] == STANDARD_SELECTION.distribution
+        if "median_ms" in row and row["distribution"] == STANDARD_SELECTION_CASE.distribution
     ]  # fmt: skip
-    floor = find_floor(timed)
-    by_n = [row for row in timed if row["density"] == STANDARD_SELECTION.density] or timed
-    n = choose_n_of_densities(timed)
+    floor = floor_row_name(timed)
+    by_n = [row for row in timed if row["density"] == STANDARD_SELECTION_CASE.density] or timed
+    n = choose_n_to_compare_densities(timed)
     by_density = [row for row in timed if row["n"] == n]
-    names = order_by_time(timed, by_n, n, floor)
-    densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION.density]
+    names = row_names_quickest_first(timed, by_n, n, floor)
+    densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION_CASE.density]
     density_words = join_words(map(format_number, densities))
-    panel_by_n = ratio_dots(
-        by_n, names, "n", floor, BLUES, labelled=n, title=f"by elements n (density {density_words})"
+    panel_by_n = floor_ratio_panel(
+        by_n, names, "n", floor, BLUES, labelled_value=n, title=f"by elements n (density {density_words})"
     )
-    panel_by_density = ratio_dots(
+    panel_by_density = floor_ratio_panel(
         by_density, names, "density", floor, ORANGES, title=f"by density k/n (n = {format_number(n)})"
     )
     height = SELECT_MARGIN_INCHES + SELECT_ROW_INCHES * max(len(names), 3)
     return plots.compose_figure([panel_by_n, panel_by_density], height, sharey=True)
 
 
-def order_by_time(timed: Sequence[Record], by_n: Sequence[Record], n: int, floor: str) -> list[str]:
-    """Return the rows that have a ratio but the floor, the quickest at this n first."""
+def row_names_quickest_first(
+    timed: Sequence[Record], by_n: Sequence[Record], n: int, floor: str
+) -> list[str]:
+    """Return the names of rows with a ratio, without the floor, the quickest at this n first."""
     over = f"over_{floor}"
     medians = {row["row"]: row[over]["median"] for row in by_n if row["n"] == n and row.get(over)}
     names = {row["row"] for row in timed if row.get(over)} - {floor}
@@ -69,18 +71,18 @@ def order_by_time(timed: Sequence[Record], by_n: Sequence[Record], n: int, floor
     return sorted(names, key=lambda name: (medians.get(name, float("inf")), order.index(name)))
 
 
-def choose_n_of_densities(rows: Sequence[Record]) -> int:
+def choose_n_to_compare_densities(rows: Sequence[Record]) -> int:
     """Return the n at which densities are compared: 25.6 million, else the one with the most densities."""
     densities_by_n = defaultdict[int, set[float]](set)
     for row in rows:
         densities_by_n[row["n"]].add(row["density"])
-    if STANDARD_SELECTION.n in densities_by_n or not densities_by_n:
-        return STANDARD_SELECTION.n
+    if STANDARD_SELECTION_CASE.n in densities_by_n or not densities_by_n:
+        return STANDARD_SELECTION_CASE.n
     return max(densities_by_n, key=lambda n: (len(densities_by_n[n]), n))
 
 
 @plots.panel_maker
-def ratio_dots(
+def floor_ratio_panel(
     axes: plots.Axes,
     /,
     rows: Sequence[Record],
@@ -88,13 +90,13 @@ def ratio_dots(
     field: str,
     floor: str,
     shades: Sequence[str],
-    labelled: int | None = None,
-    **words: Any,
+    labelled_value: int | None = None,
+    **axes_settings: Any,
 ) -> None:
     """Draw for each name a dot and its interval for each value of a field, below each other.
 
     Args:
-        labelled: the value whose ratio is written beside its dot.
+        labelled_value: the value whose ratio is written beside its dot.
     """
     values = sorted({row[field] for row in rows})
     step = USED_ROW_SHARE / max(len(values), 2)
@@ -115,10 +117,11 @@ def ratio_dots(
         right_ends[name] = max(right_ends[name], ratio["high"])
     for index, name in enumerate(names):
         axes.axhline(index - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
-        if ratio := ratios.get((name, labelled)):
+        ratio = ratios.get((name, labelled_value))
+        if ratio:
             text = format_brief(ratio["median"])
             place: dict[str, Any] = {"xytext": (4, 0), "ha": "left", "va": "center"}
-            marks.annotate_above(axes, right_ends[name], index, text, color=colours[labelled], **place)
+            marks.annotate_above(axes, right_ends[name], index, text, color=colours[labelled_value], **place)
     axes.axvline(1, color=STYLES[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.set_row_labels(axes, [STYLES[name].label for name in names])
     axes.set_xscale("log")
@@ -126,15 +129,15 @@ def ratio_dots(
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(tick))
     handles = marks.dot_legend_handles({format_number(v): ("o", colour) for v, colour in colours.items()})
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
-    plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
+    plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **axes_settings)
 
 
-def draw_steps(rows: Sequence[Record]) -> plots.Figure:
+def draw_step_ratios(rows: Sequence[Record]) -> plots.Figure:
     """Draw ratios to plain DDP, a panel for each network, of the fewest workers that were timed."""
     timed = [row for row in rows if row["part"] == "time" and row["row"] != DDP]
     fewest_workers = min((row["workers"] for row in timed), default=1)
     timed = [row for row in timed if row["workers"] == fewest_workers]
-    timed.sort(key=lambda row: network_order(row["network"]))
+    timed.sort(key=lambda row: network_sort_key(row["network"]))
     names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed)]
     panels = [
         cpu_over_ddp_panel([*of_network], names, title=title)
@@ -148,7 +151,7 @@ def draw_steps(rows: Sequence[Record]) -> plots.Figure:
 
 @plots.panel_maker
 def cpu_over_ddp_panel(
-    axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **words: Any
+    axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **axes_settings: Any
 ) -> None:
     """Draw a dot with its interval and its number for each row, and a line at 1."""
     for row in rows:
@@ -159,10 +162,10 @@ def cpu_over_ddp_panel(
     axes.axvline(1, color=STYLES[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.set_row_labels(axes, [STYLES[name].label for name in names])
     marks.set_factor_axis(axes)
-    plots.finish_axes(axes, xlabel="CPU time / plain DDP", **words)
+    plots.finish_axes(axes, xlabel="CPU time / plain DDP", **axes_settings)
 
 
-def network_order(network: str) -> tuple[int, str]:
+def network_sort_key(network: str) -> tuple[int, str]:
     """Return a key that sorts networks, unknown ones last."""
     names = [*NETWORK_TITLES]
     return names.index(network) if network in names else len(names), network

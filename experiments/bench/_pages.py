@@ -26,8 +26,8 @@ from analysis.records.schema import Finite, WholeNumber
 from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.bench import _page_pictures as pictures
-from experiments.bench._compared_rows import AROUND_ROWS, SELECT_ROWS, STANDARD_SELECTION, STEP_ROWS
-from experiments.bench._runner import SCHEMA, Record, find_stores
+from experiments.bench._compared_rows import AROUND_ROWS, SELECT_ROWS, STANDARD_SELECTION_CASE, STEP_ROWS
+from experiments.bench._runner import SCHEMA, Record, find_device_stores
 from experiments.bench._targets import to_estimate
 from experiments.config.folders import ResultFolders
 
@@ -45,25 +45,25 @@ class Spread(Struct, frozen=True):
     n: WholeNumber
 
 
-class Invocation(Struct, frozen=True):
+class BenchmarkInvocation(Struct, frozen=True):
     """Call of a benchmark."""
 
     at: datetime
 
 
-class SelectInvocation(Invocation, frozen=True):
+class SelectInvocation(BenchmarkInvocation, frozen=True):
     """Call of the benchmark of selections."""
 
     flush_bytes: WholeNumber
 
 
-class StepInvocation(Invocation, frozen=True):
+class StepInvocation(BenchmarkInvocation, frozen=True):
     """Call of the benchmark of whole steps."""
 
     launches: WholeNumber
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class BenchmarkRow(Struct, frozen=True, kw_only=True):
     """The fields of each row of a case."""
 
     at: datetime
@@ -75,8 +75,8 @@ class Row(Struct, frozen=True, kw_only=True):
     dirty: str | None = None
 
 
-class UntimedSelectRow(Row, frozen=True, kw_only=True):
-    """A selection that was not run."""
+class SelectRow(BenchmarkRow, frozen=True, kw_only=True):
+    """A selection by one row; `why` is the reason where it was not timed."""
 
     device: str
     n: ElementCount
@@ -87,7 +87,7 @@ class UntimedSelectRow(Row, frozen=True, kw_only=True):
     why: str | None
 
 
-class TimedSelectRow(UntimedSelectRow, frozen=True, kw_only=True):
+class TimedSelectRow(SelectRow, frozen=True, kw_only=True):
     """A selection that was timed."""
 
     why: str | None = None
@@ -109,7 +109,7 @@ class TimedSelectRow(UntimedSelectRow, frozen=True, kw_only=True):
     selected_over_k: Finite | None = None
 
 
-class StepRow(Row, frozen=True, kw_only=True):
+class StepRow(BenchmarkRow, frozen=True, kw_only=True):
     """A row of the benchmark of whole steps."""
 
     network: str
@@ -129,8 +129,8 @@ class TimedStepRow(StepRow, frozen=True, kw_only=True):
     wall_over_ddp: Spread
 
 
-class CountedStepRow(StepRow, frozen=True, kw_only=True):
-    """A training step, counted."""
+class StepCountsRow(StepRow, frozen=True, kw_only=True):
+    """The counts of a training step."""
 
     collectives: WholeNumber
     ddp_buckets: WholeNumber
@@ -156,15 +156,15 @@ Cell = Estimate | float | str | None
 Columns = Mapping[str, str | Callable[[Record], Cell]]  # a table's column -> a row's field, or its cell
 
 
-def format_row_name(row: Record) -> str:
+def row_name_with_kernel(row: Record) -> str:
     return f"{row['row']} ({row['kernel']})" if row.get("kernel") else str(row["row"])
 
 
-def estimate_time_ms(row: Record) -> Estimate:
+def step_time_ms(row: Record) -> Estimate:
     return Estimate(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"])
 
 
-def gb_per_s(row: Record) -> float | None:
+def traffic_gb_per_s(row: Record) -> float | None:
     nbytes = row["bytes_per_element"]
     return None if nbytes is None else 1e-6 * nbytes * row["n"] / row["median_ms"]
 
@@ -174,10 +174,10 @@ def fallback_percent(row: Record) -> float | None:
 
 
 SELECT_COLUMNS: Columns = {
-    "row": format_row_name, "time of a step": estimate_time_ms, "CPU time": "cpu_ms",
+    "row": row_name_with_kernel, "time of a step": step_time_ms, "CPU time": "cpu_ms",
     "repetitions": "repeats", "/ add": "over_add", "/ copy": "over_copy", "eager / it": "eager_over",
     "eager in huge pages / it": "eager_hugepages_over", "bytes per element": "bytes_per_element",
-    "speed": gb_per_s, "fallbacks": fallback_percent, "host syncs": "host_syncs",
+    "speed": traffic_gb_per_s, "fallbacks": fallback_percent, "host syncs": "host_syncs",
     "sent / k": "selected_over_k",
 }  # fmt: skip
 STEP_COLUMNS: dict[str, Columns] = {
@@ -197,7 +197,7 @@ STEP_COLUMNS: dict[str, Columns] = {
 }  # fmt: skip
 STEP_SCHEMAS: dict[str, type[Struct]] = {
     "time": TimedStepRow,
-    "counts": CountedStepRow,
+    "counts": StepCountsRow,
     "around": AroundSearchRow,
 }
 UNITS = {
@@ -206,46 +206,46 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Page:
-    """The picture and the page of a benchmark's records."""
+class BenchmarkPageDrawer:
+    """A drawer of a benchmark's records: for each device a picture and a page in Markdown."""
 
     benchmark: str
     row_names: Sequence[str]  # in the order of tables
     invocation_schema: type[Struct]
     row_schema: Callable[[Record], type[Struct]]
-    case_order: Callable[[Record], tuple[Any, ...]]  # where the case of a row stands on the page
+    case_sort_key: Callable[[Record], tuple[Any, ...]]  # where the case of a row stands on the page
     columns: Callable[[Record], Columns]  # of the table of a row's case
-    picture: Callable[[Sequence[Record]], plots.Figure]
-    content: Callable[[Sequence[Record]], Mapping[str, Any]]  # what the template is given besides
+    draw_picture: Callable[[Sequence[Record]], plots.Figure]
+    page_content: Callable[[Sequence[Record]], Mapping[str, Any]]  # what the template is given besides
 
-    def redraw(self, folders: ResultFolders, say: Say = print) -> list[Path]:
+    def draw_every_device(self, folders: ResultFolders, say: Say = print) -> list[Path]:
         """Draw every device's records, this checkout's or else the shipped ones, and return the pictures.
 
         Says which records had to be left out.
         """
         drawn = []
-        for store in find_stores(self.benchmark, folders):
+        for store in find_device_stores(self.benchmark, folders):
             try:
-                drawn.append(self.draw(store, folders.figures, say))
+                drawn.append(self.draw_device(store, folders.figures, say))
             except DamagedFileError as damage:
                 say(f"left out: {damage}")
         return drawn
 
-    def draw(self, store: Path, folder: Path, say: Say = print) -> Path:
-        """Draw one device's records, and return the picture; the page lies beside it.
+    def draw_device(self, store: Path, folder: Path, say: Say = print) -> Path:
+        """Draw one device's records into a folder, picture and page, and return the picture's path.
 
         Raises:
             DamagedFileError: the file has no such records.
         """
-        rows, invocations = self.read(store, say)
+        rows, invocations = self.read_rows_and_invocations(store, say)
         if not rows:
             raise DamagedFileError(store, "has no row of a case")
         folder.mkdir(parents=True, exist_ok=True)
-        picture = style.save_figure(self.picture(rows), folder, store.stem)
-        write_atomic(folder / f"{store.stem}.md", self.render(rows, invocations, store.stem))
+        picture = style.save_figure(self.draw_picture(rows), folder, store.stem)
+        write_atomic(folder / f"{store.stem}.md", self.render_markdown(rows, invocations, store.stem))
         return picture
 
-    def read(self, store: Path, say: Say = print) -> tuple[list[Record], list[Record]]:
+    def read_rows_and_invocations(self, store: Path, say: Say = print) -> tuple[list[Record], list[Record]]:
         """Return the newest row of each case, where possible one with times, and all invocations.
 
         Leaves out damaged lines, and says how many.
@@ -255,18 +255,19 @@ class Page:
         """
         lines, num_broken = read_json_lines(store)
         records = [line for line in lines if line.get("schema") == SCHEMA]
-        valid = [record for record in records if self.is_valid(record)]
-        if num_damaged := num_broken + len(records) - len(valid):
+        valid = [record for record in records if self.is_valid_record(record)]
+        num_damaged = num_broken + len(records) - len(valid)
+        if num_damaged:
             say(f"left out {num_damaged} lines of {store}: they are not as they were written")
         newest = dict[tuple[Any, ...], Record]()
         for row in valid:
             if row["kind"] == "row":
-                key = (*self.case_order(row), row["row"])
+                key = (*self.case_sort_key(row), row["row"])
                 if not row.get("why") or newest.get(key, row).get("why"):
                     newest[key] = row
         return [*newest.values()], [record for record in valid if record["kind"] == "invocation"]
 
-    def is_valid(self, record: Record) -> bool:
+    def is_valid_record(self, record: Record) -> bool:
         """Tell whether a record has the fields of a row or an invocation."""
         kind = record.get("kind")
         try:
@@ -275,24 +276,24 @@ class Page:
             return False
         return kind == "invocation" or (kind == "row" and record["row"] in self.row_names)
 
-    def render(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
+    def render_markdown(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
         """Return the page: the picture, the conditions, a table for each case, descriptions of the rows."""
         described = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
         ordered = sorted(described, key=lambda row: self.row_names.index(row["row"]))
-        ordered.sort(key=self.case_order)
+        ordered.sort(key=self.case_sort_key)
         times = {row["at"] for row in rows}
         filters: dict[str, Callable[..., Any]] = {
-            "number": format_number, "ratio": format_ratio, "table": self.format_table,
-            "listed": list_values, "listed_mib": list_mib, "title": step_case_title,
+            "number": format_number, "ratio": format_spread, "table": self.format_case_table,
+            "listed": join_distinct_values, "listed_mib": join_distinct_mib, "title": step_case_title,
         }  # fmt: skip
         return render_template(
             f"{self.benchmark}.md.jinja", filters, name=name, rows=described,
-            cases=[[*case_rows] for _, case_rows in groupby(ordered, self.case_order)],
+            cases=[[*case_rows] for _, case_rows in groupby(ordered, self.case_sort_key)],
             starts=[invocation for invocation in invocations if invocation["at"] in times],
-            **self.content(described),
+            **self.page_content(described),
         )  # fmt: skip
 
-    def format_table(self, rows: Iterable[Record]) -> str:
+    def format_case_table(self, rows: Iterable[Record]) -> str:
         """Return the rows of a case as Markdown; below them, why some were not run."""
         cells = list[Record]()
         names_by_reason = dict[str, list[str]]()
@@ -318,16 +319,16 @@ def describe_commit(row: Record) -> str:
     return (row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "")
 
 
-def format_ratio(ratio: Record) -> str:
-    return format_with_interval(to_estimate(ratio))
+def format_spread(spread: Record) -> str:
+    return format_with_interval(to_estimate(spread))
 
 
-def list_values(rows: Iterable[Record], field: str) -> str:
+def join_distinct_values(rows: Iterable[Record], field: str) -> str:
     """Return the values of a field, in words."""
     return join_words(sorted({row[field] for row in rows if field in row}))
 
 
-def list_mib(rows: Iterable[Record], field: str) -> str:
+def join_distinct_mib(rows: Iterable[Record], field: str) -> str:
     """Return the values of a field of bytes, in words."""
     return join_words(f"{nbytes >> 20} MiB" for nbytes in sorted({row[field] for row in rows}))
 
@@ -342,26 +343,26 @@ def render_template(template: str, filters: Mapping[str, Callable[..., Any]], **
     return environment.get_template(template).render(content)
 
 
-def select_row_schema(record: Record) -> type[Struct]:
-    return TimedSelectRow if "median_ms" in record else UntimedSelectRow
+def selection_row_schema(record: Record) -> type[Struct]:
+    return TimedSelectRow if "median_ms" in record else SelectRow
 
 
-def select_case_order(row: Record) -> tuple[Any, ...]:
+def selection_case_sort_key(row: Record) -> tuple[Any, ...]:
     distribution = row["distribution"]
-    return distribution != STANDARD_SELECTION.distribution, distribution, row["n"], row["density"]
+    return distribution != STANDARD_SELECTION_CASE.distribution, distribution, row["n"], row["density"]
 
 
-def select_content(rows: Sequence[Record]) -> Mapping[str, Any]:
+def selection_page_content(rows: Sequence[Record]) -> Mapping[str, Any]:
     """Return the floor, the rows that the first sentence compares, and all rows by name."""
     standard = {
         row["row"]: row
         for row in rows
-        if (row["n"], row["density"], row["distribution"]) == STANDARD_SELECTION
+        if (row["n"], row["density"], row["distribution"]) == STANDARD_SELECTION_CASE
     }
     rows_by_name = {name: [row for row in rows if row["row"] == name] for name in SELECT_ROWS}
     compared = [standard[name] for name in ("fused", "numpy") if name in standard]
     return {
-        "floor": pictures.find_floor(rows),
+        "floor": pictures.floor_row_name(rows),
         "gains": [row for row in compared if row.get("eager_over")],
         "by_row": [named_rows for named_rows in rows_by_name.values() if named_rows],
     }
@@ -371,8 +372,8 @@ def step_row_schema(record: Record) -> type[Struct]:
     return STEP_SCHEMAS.get(str(record.get("part")), StepRow)
 
 
-def step_case_order(row: Record) -> tuple[Any, ...]:
-    return [*STEP_COLUMNS].index(row["part"]), *pictures.network_order(row["network"]), row["workers"]
+def step_case_sort_key(row: Record) -> tuple[Any, ...]:
+    return [*STEP_COLUMNS].index(row["part"]), *pictures.network_sort_key(row["network"]), row["workers"]
 
 
 def step_case_title(case: Record) -> str:
@@ -387,18 +388,18 @@ def step_case_title(case: Record) -> str:
     return f"Around the search: {network}'s shapes, no network, one worker, density {case['density']:g}"
 
 
-def step_content(rows: Sequence[Record]) -> Mapping[str, Any]:
+def step_page_content(rows: Sequence[Record]) -> Mapping[str, Any]:
     """Return what each row of the page is, in words."""
     descriptions = {name: row["what"] for name, row in STEP_ROWS.items()} | AROUND_ROWS
     names = {row["row"] for row in rows}
     return {"descriptions": {name: words for name, words in descriptions.items() if name in names}}
 
 
-SELECT_PAGE = Page(
-    "select", [*SELECT_ROWS], SelectInvocation, select_row_schema, select_case_order,
-    lambda row: SELECT_COLUMNS, pictures.draw_selections, select_content,
+SELECT_PAGE = BenchmarkPageDrawer(
+    "select", [*SELECT_ROWS], SelectInvocation, selection_row_schema, selection_case_sort_key,
+    lambda row: SELECT_COLUMNS, pictures.draw_selection_ratios, selection_page_content,
 )  # fmt: skip
-STEP_PAGE = Page(
-    "step", [*STEP_ROWS, *AROUND_ROWS], StepInvocation, step_row_schema, step_case_order,
-    lambda row: STEP_COLUMNS[row["part"]], pictures.draw_steps, step_content,
+STEP_PAGE = BenchmarkPageDrawer(
+    "step", [*STEP_ROWS, *AROUND_ROWS], StepInvocation, step_row_schema, step_case_sort_key,
+    lambda row: STEP_COLUMNS[row["part"]], pictures.draw_step_ratios, step_page_content,
 )  # fmt: skip

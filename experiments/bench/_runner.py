@@ -46,7 +46,7 @@ def is_measured_by_this_code(rows: Sequence[Record]) -> bool:
 class Benchmark:
     """A benchmark with its options: the cases, how a case is measured, and how its rows are shown."""
 
-    machine: Record  # the machine and the code, recorded in every row (`_timing.describe_machine`)
+    machine: Record  # the machine and the code, recorded in every row (`_timing.describe_machine_and_code`)
     description: str = ""  # printed first
     cases: Sequence[Record]  # in values of JSON
     # Of every case, in values of JSON; rows of other settings are not used again.
@@ -67,17 +67,17 @@ class Benchmark:
         content = [name, self.machine.get("torch"), self.settings, case]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def store_path(self, name: str, results: Path) -> Path:
+    def store_path(self, name: str, results_folder: Path) -> Path:
         """Return the file of this device's records."""
-        return results / "bench" / f"{name}-{device_slug(self.machine)}.jsonl"
+        return results_folder / "bench" / f"{name}-{device_slug(self.machine)}.jsonl"
 
     def format_case(self, case: Record, rows: list[Record]) -> str:
         """Return what is printed of a case."""
         lines = [f"\n### {self.case_title(case)}\n"] if self.case_title else []
         if self.format_rows:
             return "\n".join([*lines, self.format_rows(rows)])
-        lines += [format_header(self.header)] if self.case_title else []
-        return "\n".join([*lines, *(format_row(f"| {self.row_format} |", row) for row in rows)])
+        lines += [format_table_header(self.header)] if self.case_title else []
+        return "\n".join([*lines, *(format_table_row(f"| {self.row_format} |", row) for row in rows)])
 
     def run(self, name: str, *, force: bool = False, ship: bool = False, minutes: float | None = None) -> int:
         """Measure the cases that are due, record them, print all cases, and return the exit code.
@@ -93,7 +93,7 @@ class Benchmark:
         machine = self.machine
         store = self.store_path(name, folders.results)
         store.parent.mkdir(parents=True, exist_ok=True)
-        stored_rows = read_newest_rows(store)
+        stored_rows = read_newest_rows_by_key(store)
         invocation = {"schema": SCHEMA, "kind": "invocation", "bench": name, **machine, **self.settings}
         code = code_version.code_digest()
         shared_fields = {field: value for field, value in machine.items() if field != "provenance"}
@@ -104,7 +104,7 @@ class Benchmark:
         versions = f", torch {machine['torch']}" if "torch" in machine else ""
         print(f"{machine['name']}{versions}{self.description and f'; {self.description}'}\n")
         if self.header and not self.case_title:
-            print(format_header(self.header))
+            print(format_table_header(self.header))
         for case in self.cases:
             key = self.case_key(name, case)
             if key in stored_rows and not force and self.is_settled(stored_rows[key]):
@@ -114,11 +114,11 @@ class Benchmark:
                 waiting.append(case)
                 continue
             else:
-                with sigterm_interrupts():
+                with sigterm_as_keyboard_interrupt():
                     header = {"schema": SCHEMA, "kind": "row", "bench": name, "key": key, "code": code}
                     case_rows = [{**header, **shared_fields, **case, **row} for row in self.measure(case)]
                 earlier_text = store.read_text() if store.exists() else ""
-                write_atomic(store, earlier_text + encode_lines([*unwritten, *case_rows]))
+                write_atomic(store, earlier_text + encode_json_lines([*unwritten, *case_rows]))
                 unwritten = []
             rows += case_rows
             print(self.format_case(case, case_rows), flush=True)
@@ -136,7 +136,7 @@ class Benchmark:
             print(f"WRONG: {fault}")
         result = {"bench": name, "device": machine["name"], **(self.summarise(rows) if rows else {})}
         for target in self.targets(result) if rows else ():
-            print(target.verdict(result))
+            print(target.verdict_sentence(result))
         print(json.dumps(result))
         return 1 if faults else 0
 
@@ -144,24 +144,24 @@ class Benchmark:
         """Copy the newest rows and invocations into results/shipped, draw them, and return the files."""
         store = self.store_path(name, folders.results)
         target = self.store_path(name, folders.shipped)
-        rows = [row for case_rows in read_newest_rows(store).values() for row in case_rows]
+        rows = [row for case_rows in read_newest_rows_by_key(store).values() for row in case_rows]
         times = {row["at"] for row in rows}
         lines = read_json_lines(store)[0]
         invocations = [line for line in lines if line.get("kind") == "invocation" and line["at"] in times]
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, encode_lines([*invocations, *rows]))
+        write_atomic(target, encode_json_lines([*invocations, *rows]))
         return [target, *([self.draw(target, folders.shipped / "figures")] if self.draw else [])]
 
 
-def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that are not known, with the nearest one that is."""
+def check_known_names(kind: str, names: Iterable[str], known_names: Iterable[str]) -> None:
+    """Refuse names that are not known; the error names the nearest known one."""
     for name in names:
-        if name not in known:
-            raise ValueError(describe_unknown(kind, name, [*known]))
+        if name not in known_names:
+            raise ValueError(describe_unknown(kind, name, [*known_names]))
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
+def sigterm_as_keyboard_interrupt() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt in the block, as Ctrl-C does."""
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -170,12 +170,12 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def format_header(columns: str) -> str:
+def format_table_header(columns: str) -> str:
     """Return the first two lines of a table: the first column at the left, all others at the right."""
     return f"| {columns} |\n|---|{'---:|' * columns.count(' | ')}"
 
 
-def format_row(row_format: str, row: Record) -> str:
+def format_table_row(row_format: str, row: Record) -> str:
     """Return a row's fields in this format; of a row that was not measured, the reason."""
     if row.get("why"):
         first, *others = row_format.split(" | ")
@@ -213,18 +213,18 @@ def device_slug(machine: Record) -> str:
     return f"cpu-{slug}" if machine["device"] == "cpu" else slug
 
 
-def find_stores(name: str, folders: ResultFolders) -> list[Path]:
+def find_device_stores(benchmark: str, folders: ResultFolders) -> list[Path]:
     """Return each device's records of a benchmark: this checkout's, or else the shipped ones."""
     store_by_name = {
         path.name: path
         for folder in (folders.shipped, folders.results)
-        for path in sorted((folder / "bench").glob(f"{name}-*.jsonl"))
+        for path in sorted((folder / "bench").glob(f"{benchmark}-*.jsonl"))
     }
     return [store for _, store in sorted(store_by_name.items())]
 
 
-def read_newest_rows(store: Path) -> dict[str, list[Record]]:
-    """Return the rows of each case that were measured last, by the case's key.
+def read_newest_rows_by_key(store: Path) -> dict[str, list[Record]]:
+    """Return the newest rows of each case, by the case's key.
 
     Rows without a key, as older code wrote them, and damaged rows are left out.
     """
@@ -239,24 +239,24 @@ def read_newest_rows(store: Path) -> dict[str, list[Record]]:
     return rows_by_key
 
 
-def read_rows_with_numbers(store: Path, fields: Sequence[str]) -> Iterator[Record]:
+def read_newest_rows_with_numbers(store: Path, fields: Sequence[str]) -> Iterator[Record]:
     """Yield the newest rows whose fields are numbers of at least 0, the first of them above 0.
 
     A store that can't be read has none.
     """
     with contextlib.suppress(DamagedFileError):
-        for rows in read_newest_rows(store).values():
+        for rows in read_newest_rows_by_key(store).values():
             for row in rows:
                 numbers = [row.get(field) for field in fields]
                 if all(isinstance(number, int | float) and number >= 0 for number in numbers) and numbers[0]:
                     yield row
 
 
-def encode_lines(records: Iterable[Record]) -> str:
+def encode_json_lines(records: Iterable[Record]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def summarise_spread(values: Sequence[float]) -> Record:
+def summarise_median_and_range(values: Sequence[float]) -> Record:
     """Return the median of these values and the range in which they lie."""
     low = min(values)
     high = max(values)
@@ -265,18 +265,18 @@ def summarise_spread(values: Sequence[float]) -> Record:
         low, *_, high = statistics.quantiles(values, n=20, method="inclusive")
         spread = "5 to 95 %"
     numbers = {"median": statistics.median(values), "low": low, "high": high}
-    return {name: round_to_digits(number) for name, number in numbers.items()} | {
+    return {name: round_to_significant_digits(number) for name, number in numbers.items()} | {
         "n": len(values),
         "spread": spread,
     }
 
 
-def summarise_turns(time_by_turn: Mapping[int, float] | None, factor: float = 1) -> Record | None:
+def summarise_turn_times(ms_by_turn: Mapping[int, float] | None, factor: float = 1) -> Record | None:
     """Return the spread of a call's times, times a factor; None where there are none."""
-    return summarise_spread([factor * ms for ms in time_by_turn.values()]) if time_by_turn else None
+    return summarise_median_and_range([factor * ms for ms in ms_by_turn.values()]) if ms_by_turn else None
 
 
-def round_to_digits(value: float, digits: int = 5) -> float:
+def round_to_significant_digits(value: float, digits: int = 5) -> float:
     """Round to significant digits; what is not positive stays."""
     return round(value, digits - 1 - math.floor(math.log10(value))) if value > 0 else value
 
@@ -288,4 +288,4 @@ def summarise_turn_ratios(
     if numerator is None or denominator is None:
         return None
     ratios = [numerator[turn] / denominator[turn] for turn in numerator if denominator.get(turn)]
-    return summarise_spread(ratios) if ratios else None
+    return summarise_median_and_range(ratios) if ratios else None

@@ -1,7 +1,7 @@
 """Selection steps timed side by side: on the same inputs, in turns, with cold caches, within the free memory.
 
-As a program it is the process of a `Follower`: for every turn that it reads, it takes one step of torch.topk
-and writes a line of JSON.
+As a program it is what a `FollowerProcess` runs: for every turn that it reads, it takes one step of
+torch.topk and writes a line of JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from typing import NamedTuple
 import torch
 
 from experiments.bench import _gradients as gradients
-from experiments.bench._compared_rows import Selection
-from experiments.bench._select_steps import STEP_KINDS, CannotRunError, FollowerStep, ReadyStep, StepSetup
-from experiments.bench._timing import Clock, TimedCall, explain_lack_of_memory, garbage_collection_paused
+from experiments.bench._compared_rows import SelectionCase
+from experiments.bench._select_steps import (
+    STEP_KINDS,
+    FollowerStepResult,
+    SelectionStep,
+    SelectionStepSetup,
+    StepUnavailableError,
+)
+from experiments.bench._timing import CallTimer, TimedCall, explain_lack_of_memory, garbage_collection_paused
 from sparsify import kernels
 from sparsify.core import host_sync, huge_pages
 from sparsify.types import SearchStats, SparseVector, num_selected
@@ -32,22 +38,22 @@ SHARED_FLOATS = 2.5  # per element: magnitudes (twice) and mask of the plain ope
 
 
 @dataclass
-class RowTimes:
+class RowSamples:
     """The samples of one row in one case."""
 
-    wall_ms: dict[int, float] = field(default_factory=dict)  # by repetition
-    cpu_ms: dict[int, float] = field(default_factory=dict)  # by repetition, of all threads together
-    num_selected: list[int] = field(default_factory=list)
-    kernel: str | None = None
+    wall_ms_by_turn: dict[int, float] = field(default_factory=dict)  # by repetition
+    cpu_ms_by_turn: dict[int, float] = field(default_factory=dict)  # by repetition, of all threads together
+    selected_counts: list[int] = field(default_factory=list)
+    kernel_name: str | None = None
     num_host_syncs: int = 0
     stats: SearchStats = field(default_factory=SearchStats)  # the kernel's, of these steps
     why_not_run: str | None = None
 
 
-class StepOutcome(NamedTuple):
+class SelectionStepOutcome(NamedTuple):
     """The outcome of a step: how many elements it selected, and whether their magnitudes are wrong."""
 
-    is_wrong: bool  # other magnitudes than it should
+    has_wrong_magnitudes: bool  # other magnitudes than it should
     num_selected: int | None  # None of a row that selects nothing
 
 
@@ -55,8 +61,8 @@ class StepOutcome(NamedTuple):
 class SelectionComparison:
     """The steps of one case, on the same residual and gradient, turn after turn."""
 
-    case: Selection
-    times_by_row: dict[str, RowTimes]  # filled in; rows that can't run here get a reason
+    case: SelectionCase
+    samples_by_row: dict[str, RowSamples]  # filled in; rows that can't run here get a reason
     asked_rows: set[str]  # by name
     flush_bytes: int  # that are read before each step
     gradients_folder: Path  # of real gradients
@@ -64,27 +70,29 @@ class SelectionComparison:
 
     def __post_init__(self) -> None:
         n, density, distribution = self.case
-        self.inputs = gradients.make_inputs(
-            distribution, n, num_gradients(n), self.gradients_folder, self.device
+        self.inputs = gradients.make_or_load_inputs(
+            distribution, n, num_alternating_gradients(n), self.gradients_folder, self.device
         )
         self.residual = self.inputs.residual
         self.acc = huge_pages.request(torch.empty_like(self.residual))
         folder = str(self.gradients_folder.resolve())
         arguments = json.dumps([*self.case, torch.get_num_threads(), self.flush_bytes, folder])
-        self.setup = StepSetup(self.acc, num_selected(n, density), self.inputs.gradients, (arguments,))
-        self.steps = dict[str, ReadyStep]()
-        for name, times in self.times_by_row.items():
-            if times.why_not_run is None:
+        self.setup = SelectionStepSetup(
+            self.acc, num_selected(n, density), self.inputs.gradients, (arguments,)
+        )
+        self.steps = dict[str, SelectionStep]()
+        for name, samples in self.samples_by_row.items():
+            if samples.why_not_run is None:
                 self.setup.is_asked_by_name = name in self.asked_rows
                 try:
                     self.steps[name] = STEP_KINDS[name].make(self.setup)
-                except CannotRunError as error:
-                    times.why_not_run = str(error)
+                except StepUnavailableError as error:
+                    samples.why_not_run = str(error)
         # The exact kernel that finds the threshold and moves the residual on.
         self.guide = kernels.make_kernel(self.acc)
         self.best = SparseVector(torch.empty(0), torch.empty(0))  # the guide's selection of this turn
         self.cold_memory = torch.full((self.flush_bytes // 4,), 1.0, device=self.device)
-        self.clock = Clock(self.device)
+        self.clock = CallTimer(self.device)
 
     def begin_turn(self, turn: int) -> None:
         """Take the gradient of a turn, and find the best selection."""
@@ -92,12 +100,12 @@ class SelectionComparison:
         self.best = self.guide.topk(self.acc.copy_(self.residual), self.grad, self.setup.k)
         self.setup.threshold.copy_(self.best.values.abs().min())
 
-    def end_turn(self) -> None:
+    def update_residual(self) -> None:
         """Move the residual on."""
-        if not self.inputs.is_first_step:
+        if not self.inputs.is_always_first_step:
             self.best.add_to(self.residual.add_(self.grad), alpha=-1)
 
-    def restore_acc(self) -> None:
+    def restore_acc_and_flush_caches(self) -> None:
         """Copy the residual into acc, and read cold memory to empty the caches.
 
         It is not written: a step need not write back what it finds in the cache.
@@ -105,30 +113,30 @@ class SelectionComparison:
         self.acc.copy_(self.residual)
         self.cold_memory.sum()
 
-    def take_step(self, name: str, turn: int) -> StepOutcome:
+    def take_step(self, name: str, turn: int) -> SelectionStepOutcome:
         """Let a row take its step; the clock has its time. Exact rows are checked in turn 0.
 
         Raises:
-            CannotRunError: the process that takes it has ended.
+            StepUnavailableError: the process that takes it has ended.
         """
         ready = self.steps[name]
         if ready.follower is not None:
-            step = ready.follower.step(turn)
+            step = ready.follower.take_step(turn)
             self.clock.timed_calls.append(TimedCall(name, step.wall_ms, step.cpu_ms))
-            return StepOutcome(step.is_wrong, step.num_selected)
-        self.restore_acc()
+            return SelectionStepOutcome(step.has_wrong_magnitudes, step.num_selected)
+        self.restore_acc_and_flush_caches()
         if self.device.type == "cpu":
             time.sleep(IDLE_S)
-        with self.clock.timing(name):
+        with self.clock.time_block(name):
             selection = ready.take(self.acc, self.grad)
         if selection is None:
-            return StepOutcome(False, None)
+            return SelectionStepOutcome(False, None)
         is_checked = turn == 0 and STEP_KINDS[name].is_exact
-        is_wrong = is_checked and not has_same_magnitudes(selection, self.best)
-        return StepOutcome(is_wrong, selection.indices.numel())
+        has_wrong_magnitudes = is_checked and not has_same_magnitudes(selection, self.best)
+        return SelectionStepOutcome(has_wrong_magnitudes, selection.indices.numel())
 
-    def run(self, repeats: int, seconds: float) -> dict[str, str]:
-        """Fill in the times, and return a sentence for each row that selects wrong magnitudes.
+    def time_rows_and_find_faults(self, repeats: int, seconds: float) -> dict[str, str]:
+        """Fill in the samples, and return a sentence for each row that selects wrong magnitudes.
 
         Args:
             seconds: after which a row stops repeating.
@@ -139,37 +147,40 @@ class SelectionComparison:
             for turn in range(-SETTLING_TURNS, repeats + 1):  # in turn 0 the rows run, and are not counted
                 self.begin_turn(turn)
                 for name in order.sample([*self.steps], len(self.steps)) if turn >= 0 else ():
-                    times = self.times_by_row[name]
-                    if sum(times.wall_ms.values()) > 1e3 * seconds and len(times.wall_ms) >= MIN_REPEATS:
+                    samples = self.samples_by_row[name]
+                    if (
+                        sum(samples.wall_ms_by_turn.values()) > 1e3 * seconds
+                        and len(samples.wall_ms_by_turn) >= MIN_REPEATS
+                    ):
                         continue
                     syncs_before = host_sync.num_syncs()
                     try:
                         outcome = self.take_step(name, turn)
-                    except CannotRunError as error:
-                        times.why_not_run = str(error)
-                        times.wall_ms.clear()
+                    except StepUnavailableError as error:
+                        samples.why_not_run = str(error)
+                        samples.wall_ms_by_turn.clear()
                         del self.steps[name]
                         continue
                     if turn > 0:
-                        times.num_host_syncs += host_sync.num_syncs() - syncs_before
+                        samples.num_host_syncs += host_sync.num_syncs() - syncs_before
                         if outcome.num_selected is not None:
-                            times.num_selected.append(outcome.num_selected)
-                    elif outcome.is_wrong:
+                            samples.selected_counts.append(outcome.num_selected)
+                    elif outcome.has_wrong_magnitudes:
                         faults[name] = f"{self.case}: {name} selects other magnitudes than {self.guide.name}"
-                for name, wall_ms, cpu_ms in self.clock.read():
+                for name, wall_ms, cpu_ms in self.clock.read_and_clear():
                     if turn > 0:
-                        self.times_by_row[name].wall_ms[turn] = wall_ms
+                        self.samples_by_row[name].wall_ms_by_turn[turn] = wall_ms
                         if cpu_ms is not None:
-                            self.times_by_row[name].cpu_ms[turn] = cpu_ms
+                            self.samples_by_row[name].cpu_ms_by_turn[turn] = cpu_ms
                 if turn == 0:
                     stats_before = {
                         name: astuple(kernel.stats()) for name, kernel in self.kernel_by_row().items()
                     }
-                self.end_turn()
+                self.update_residual()
         for name, kernel in self.kernel_by_row().items():
             counts = zip(astuple(kernel.stats()), stats_before[name], strict=True)
-            self.times_by_row[name].kernel = kernel.name
-            self.times_by_row[name].stats = SearchStats(*(after - before for after, before in counts))
+            self.samples_by_row[name].kernel_name = kernel.name
+            self.samples_by_row[name].stats = SearchStats(*(after - before for after, before in counts))
         return faults
 
     def kernel_by_row(self) -> dict[str, kernels.SelectionKernel]:
@@ -182,24 +193,29 @@ def has_same_magnitudes(selection: SparseVector | None, best: SparseVector) -> b
     return torch.equal(selection.values.abs().sort().values, best.values.abs().sort().values)
 
 
-def leave_out_large_rows(
-    case: Selection, times_by_row: dict[str, RowTimes], device: torch.device, flush_bytes: int
-) -> bool:
-    """Mark the rows that do not fit into memory, the largest first, and tell whether any fits."""
-    held = {name: STEP_KINDS[name].held_floats for name in times_by_row}
-    temporary = {name: STEP_KINDS[name].temporary_floats(device.type) for name in times_by_row}
-    for name in sorted(times_by_row, key=lambda name: held[name] + temporary[name], reverse=True):
+def mark_rows_beyond_memory(
+    case: SelectionCase, samples_by_row: dict[str, RowSamples], device: torch.device, flush_bytes: int
+) -> None:
+    """Set `why_not_run` of rows, the largest first, until the others fit into memory."""
+    held = {name: STEP_KINDS[name].held_floats_per_element for name in samples_by_row}
+    temporary = {name: STEP_KINDS[name].temporary_floats_per_element(device.type) for name in samples_by_row}
+    for name in sorted(samples_by_row, key=lambda name: held[name] + temporary[name], reverse=True):
         # Residual and acc, and the gradients.
-        floats = SHARED_FLOATS + 2 + num_gradients(case.n) + sum(held.values()) + max(temporary.values())
+        floats = (
+            SHARED_FLOATS
+            + 2
+            + num_alternating_gradients(case.n)
+            + sum(held.values())
+            + max(temporary.values())
+        )
         reason = explain_lack_of_memory(4 * case.n * floats, device, flush_bytes)
         if not reason:
-            return True
-        times_by_row[name].why_not_run = reason
+            return
+        samples_by_row[name].why_not_run = reason
         del held[name], temporary[name]
-    return False
 
 
-def num_gradients(n: int) -> int:
+def num_alternating_gradients(n: int) -> int:
     """Return the number of gradients that take turns: fewer where they are large."""
     return 4 if n <= MAX_NUMEL_OF_MANY_GRADIENTS else 2
 
@@ -215,29 +231,29 @@ def cache_flush_bytes(device: torch.device) -> int:
     return max(sizes) * 9 // 8
 
 
-def follow(
+def run_follower_process(
     n: int, density: float, distribution: str, threads: int, flush_bytes: int, gradients_folder: str
 ) -> None:
     """Take a step of torch.topk for every turn that is read, until the input ends."""
     torch.set_num_threads(threads)
-    case = Selection(n, density, distribution)
-    times = {"eager": RowTimes()}
+    case = SelectionCase(n, density, distribution)
+    samples = {"eager": RowSamples()}
     comparison = SelectionComparison(
-        case, times, set(), flush_bytes, Path(gradients_folder), torch.device("cpu")
+        case, samples, set(), flush_bytes, Path(gradients_folder), torch.device("cpu")
     )
     last_turn = -SETTLING_TURNS - 1
     for line in sys.stdin:
         for turn in range(last_turn + 1, int(line) + 1):
             if turn > -SETTLING_TURNS:
-                comparison.end_turn()
+                comparison.update_residual()
             comparison.begin_turn(turn)
         last_turn = int(line)
-        is_wrong, selected = comparison.take_step("eager", 0)
-        ((_, wall_ms, cpu_ms),) = comparison.clock.read()
+        has_wrong_magnitudes, selected = comparison.take_step("eager", 0)
+        ((_, wall_ms, cpu_ms),) = comparison.clock.read_and_clear()
         assert cpu_ms is not None
         assert selected is not None
-        print(json.dumps(FollowerStep(wall_ms, cpu_ms, selected, is_wrong)), flush=True)
+        print(json.dumps(FollowerStepResult(wall_ms, cpu_ms, selected, has_wrong_magnitudes)), flush=True)
 
 
 if __name__ == "__main__":
-    follow(*json.loads(sys.argv[1]))
+    run_follower_process(*json.loads(sys.argv[1]))

@@ -37,20 +37,20 @@ CONTEXT = BucketContext(0, 0, 0, select="torch")
 NO_COMM: Any = None  # in place of a communicator, which these selectors do not use
 
 
-class CannotRunError(Exception):
+class StepUnavailableError(Exception):
     """The machine cannot run a step; the message says why."""
 
 
-class FollowerStep(NamedTuple):
-    """A step of a follower."""
+class FollowerStepResult(NamedTuple):
+    """The result of one step of a `FollowerProcess`."""
 
     wall_ms: float
     cpu_ms: float
     num_selected: int
-    is_wrong: bool  # has it selected other magnitudes than the guide?
+    has_wrong_magnitudes: bool  # has it selected other magnitudes than the guide?
 
 
-class Follower:
+class FollowerProcess:
     """A process that takes each step of torch.topk on the same inputs, with other settings of glibc.
 
     It runs `_select_comparison` as a program.
@@ -68,23 +68,23 @@ class Follower:
         )  # fmt: skip
         self.finalizer = weakref.finalize(self, _kill, self.process)
 
-    def step(self, turn: int) -> FollowerStep:
+    def take_step(self, turn: int) -> FollowerStepResult:
         """Let the process take its step of this turn.
 
         Raises:
-            CannotRunError: the process has ended.
+            StepUnavailableError: the process has ended.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.write(f"{turn}\n")
             self.process.stdin.flush()
-            return FollowerStep(*json.loads(self.process.stdout.readline()))
+            return FollowerStepResult(*json.loads(self.process.stdout.readline()))
         except (BrokenPipeError, json.JSONDecodeError):
             _, errors = self.process.communicate()
             last_line = (errors.strip().splitlines() or ["without a word"])[-1]
             code = self.process.returncode
-            raise CannotRunError(f"its process ended with code {code}: {last_line}") from None
+            raise StepUnavailableError(f"its process ended with code {code}: {last_line}") from None
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -93,7 +93,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 @dataclass
-class StepSetup:
+class SelectionStepSetup:
     """The ingredients of steps, for one n and k."""
 
     like: Tensor  # (n,)
@@ -115,7 +115,7 @@ class StepSetup:
         """Return the fused kernel of this device.
 
         Raises:
-            CannotRunError: it can't be made here.
+            StepUnavailableError: it can't be made here.
         """
         try:
             if self.like.is_cuda:
@@ -124,70 +124,72 @@ class StepSetup:
                 return triton_search.TritonKernel(self.like, **options)
             return NativeKernel(self.like, None, **options)
         except ImportError as error:
-            raise CannotRunError(f"no Triton: {error}") from error
+            raise StepUnavailableError(f"no Triton: {error}") from error
         except KernelUnavailableError as error:
-            raise CannotRunError(f"no compiler, or what it made does not run: {error}") from error
+            raise StepUnavailableError(f"no compiler, or what it made does not run: {error}") from error
         except ValueError as error:
-            raise CannotRunError(str(error)) from error
+            raise StepUnavailableError(str(error)) from error
 
 
-class ReadyStep(NamedTuple):
-    """A step that is ready to be taken."""
+class SelectionStep(NamedTuple):
+    """A step of add, select and subtract; or what a process of its own takes instead."""
 
     take: Callable[[Tensor, Tensor], SparseVector | None]
     kernel: SelectionKernel | None = None  # that it uses
-    follower: Follower | None = None  # the process that takes the step instead
+    follower: FollowerProcess | None = None  # the process that takes the step instead
 
 
 @dataclass(frozen=True)
-class StepKind:
+class SelectionStepKind:
     """A kind of steps; select_rows.yaml describes each."""
 
-    make: Callable[[StepSetup], ReadyStep]
+    make: Callable[[SelectionStepSetup], SelectionStep]
     is_exact: bool = False  # selects exactly the k largest
-    held_floats: float = 0.0  # per element, that stay allocated from step to step
-    temporary_floats: Callable[[str], float] = lambda device: 0.0  # per element, that a step allocates
+    held_floats_per_element: float = 0.0  # per element, that stay allocated from step to step
+    temporary_floats_per_element: Callable[[str], float] = lambda device: (
+        0.0
+    )  # per element, that a step allocates
 
 
-def take_out(acc: Tensor, selection: SparseVector) -> SparseVector:
-    """Subtract the selection from acc in place, and return it."""
+def subtract_selection(acc: Tensor, selection: SparseVector) -> SparseVector:
+    """Subtract the selection from acc in place, and return the selection."""
     selection.add_to(acc, alpha=-1)
     return selection
 
 
-def take_out_at(acc: Tensor, indices: Tensor) -> SparseVector:
-    return take_out(acc, SparseVector(indices, acc[indices]))
+def extract_elements_at(acc: Tensor, indices: Tensor) -> SparseVector:
+    return subtract_selection(acc, SparseVector(indices, acc[indices]))
 
 
-def make_kernel_step(kernel: SelectionKernel, k: int) -> ReadyStep:
-    return ReadyStep(lambda acc, grad: take_out(acc, kernel.topk(acc, grad, k)), kernel)
+def make_kernel_step(kernel: SelectionKernel, k: int) -> SelectionStep:
+    return SelectionStep(lambda acc, grad: subtract_selection(acc, kernel.topk(acc, grad, k)), kernel)
 
 
-def make_eager(setup: StepSetup) -> ReadyStep:
+def make_eager_step(setup: SelectionStepSetup) -> SelectionStep:
     ready = make_kernel_step(setup.workspace.kernel, setup.k)
     return ready._replace(kernel=None)  # it guesses nothing
 
 
-def make_eager_in_huge_pages(setup: StepSetup) -> ReadyStep:
+def make_eager_step_in_huge_pages(setup: SelectionStepSetup) -> SelectionStep:
     if setup.like.is_cuda:
-        raise CannotRunError("is for CPUs")
+        raise StepUnavailableError("is for CPUs")
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < MIN_GLIBC:
-        raise CannotRunError(f"needs glibc 2.35, this is {library or platform.system()} {version}")
+        raise StepUnavailableError(f"needs glibc 2.35, this is {library or platform.system()} {version}")
     if huge_pages.system_setting() not in ("always", "madvise"):
-        raise CannotRunError(f"needs huge pages; the system's setting is {huge_pages.system_setting()}")
-    follower = Follower(setup.follower_arguments, "glibc.malloc.hugetlb=1")
-    return ReadyStep(lambda acc, grad: None, follower=follower)
+        raise StepUnavailableError(f"needs huge pages; the system's setting is {huge_pages.system_setting()}")
+    follower = FollowerProcess(setup.follower_arguments, "glibc.malloc.hugetlb=1")
+    return SelectionStep(lambda acc, grad: None, follower=follower)
 
 
-def make_add(setup: StepSetup) -> ReadyStep:
+def make_add_step(setup: SelectionStepSetup) -> SelectionStep:
     def add(acc: Tensor, grad: Tensor) -> None:
         acc.add_(grad)
 
-    return ReadyStep(add)
+    return SelectionStep(add)
 
 
-def make_copy(setup: StepSetup) -> ReadyStep:
+def make_copy_step(setup: SelectionStepSetup) -> SelectionStep:
     length = int(COPIED_FLOATS * setup.like.numel())
     source = setup.gradients.view(-1).view(torch.float32)[:length]
     target = huge_pages.request(torch.empty(length, device=setup.like.device)).zero_()
@@ -195,57 +197,59 @@ def make_copy(setup: StepSetup) -> ReadyStep:
     def copy(acc: Tensor, grad: Tensor) -> None:
         target.copy_(source)
 
-    return ReadyStep(copy)
+    return SelectionStep(copy)
 
 
-def make_given_threshold(setup: StepSetup) -> ReadyStep:
+def make_given_threshold_step(setup: SelectionStepSetup) -> SelectionStep:
     try:
         kernel = setup.make_fused_kernel()
-    except CannotRunError:
+    except StepUnavailableError:
         kernel = TorchKernel(setup.like)
-    return ReadyStep(
-        lambda acc, grad: take_out(acc, kernel.above_threshold(acc, grad, setup.threshold)), kernel
+    return SelectionStep(
+        lambda acc, grad: subtract_selection(acc, kernel.above_threshold(acc, grad, setup.threshold)), kernel
     )
 
 
-def make_selector_step(selector: Any, state: Any, k: int) -> ReadyStep:
+def make_selector_step(selector: Any, state: Any, k: int) -> SelectionStep:
     """Return the step of a selector of `sparsify`, which finds about k."""
-    return ReadyStep(
-        lambda acc, grad: take_out_at(acc.add_(grad), selector.select(acc, k, NO_COMM, state).indices)
+    return SelectionStep(
+        lambda acc, grad: extract_elements_at(acc.add_(grad), selector.select(acc, k, NO_COMM, state).indices)
     )
 
 
-def make_dgc(setup: StepSetup) -> ReadyStep:
+def make_dgc_step(setup: SelectionStepSetup) -> SelectionStep:
     state = SampledThresholdState(RandomKeyStream(CONTEXT), setup.workspace)
     return make_selector_step(SampledThreshold(), state, setup.k)
 
 
-def make_magnitude_step(setup: StepSetup, find_indices: Callable[[Tensor], Tensor]) -> ReadyStep:
+def make_step_over_magnitudes(
+    setup: SelectionStepSetup, find_indices: Callable[[Tensor], Tensor]
+) -> SelectionStep:
     """Return a step that writes all magnitudes down, and finds the indices there."""
     magnitudes = setup.workspace.buffer("magnitudes")
-    return ReadyStep(
-        lambda acc, grad: take_out_at(acc, find_indices(torch.abs(acc.add_(grad), out=magnitudes)))
+    return SelectionStep(
+        lambda acc, grad: extract_elements_at(acc, find_indices(torch.abs(acc.add_(grad), out=magnitudes)))
     )
 
 
-def make_sort(setup: StepSetup) -> ReadyStep:
+def make_sort_step(setup: SelectionStepSetup) -> SelectionStep:
     check_not_too_slow(setup)
-    return make_magnitude_step(
+    return make_step_over_magnitudes(
         setup, lambda magnitudes: torch.sort(magnitudes, descending=True).indices[: setup.k]
     )
 
 
-def make_single_block(setup: StepSetup) -> ReadyStep:
+def make_single_block_step(setup: SelectionStepSetup) -> SelectionStep:
     if not setup.like.is_cuda:
-        raise CannotRunError("needs a GPU")
+        raise StepUnavailableError("needs a GPU")
     try:
-        from experiments.bench._single_block_topk import find_largest
+        from experiments.bench._single_block_topk import find_largest_indices
     except ImportError as error:
-        raise CannotRunError(f"needs Triton: {error}") from error
-    return make_magnitude_step(setup, lambda magnitudes: find_largest(magnitudes, setup.k))
+        raise StepUnavailableError(f"needs Triton: {error}") from error
+    return make_step_over_magnitudes(setup, lambda magnitudes: find_largest_indices(magnitudes, setup.k))
 
 
-def select_by_mask(acc: Tensor, grad: Tensor, threshold: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def extract_by_mask(acc: Tensor, grad: Tensor, threshold: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Take out the first k elements that reach the threshold, in constant shapes for a compiler to fuse."""
     total = acc + grad
     mask = total.abs() >= threshold
@@ -256,51 +260,60 @@ def select_by_mask(acc: Tensor, grad: Tensor, threshold: Tensor, k: int) -> tupl
 
 
 @cache
-def compile_select_by_mask() -> Callable[..., tuple[Tensor, Tensor]]:
+def compile_extract_by_mask() -> Callable[..., tuple[Tensor, Tensor]]:
     """Return one compiled function for all n: compiling takes a CPU half a minute."""
-    return torch.compile(select_by_mask, dynamic=True)
+    return torch.compile(extract_by_mask, dynamic=True)
 
 
-def make_compiled(setup: StepSetup) -> ReadyStep:
+def make_compiled_step(setup: SelectionStepSetup) -> SelectionStep:
     check_not_too_slow(setup)
-    function = compile_select_by_mask()
+    function = compile_extract_by_mask()
     small = torch.ones(4096, device=setup.like.device)
     try:
         function(small, small.clone(), setup.threshold, 8)
     except (RuntimeError, OSError, ImportError) as error:  # what is missing shows at the first call
-        raise CannotRunError(f"torch.compile failed: {str(error).splitlines()[0]}") from error
-    return ReadyStep(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
+        raise StepUnavailableError(f"torch.compile failed: {str(error).splitlines()[0]}") from error
+    return SelectionStep(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
 
 
-def check_not_too_slow(setup: StepSetup) -> None:
+def check_not_too_slow(setup: SelectionStepSetup) -> None:
     """Refuse large sizes on a CPU unless the row was asked for by its name."""
     is_large = not setup.like.is_cuda and setup.like.numel() > MAX_NUMEL_OF_SLOW_STEPS
     if is_large and not setup.is_asked_by_name:
-        raise CannotRunError(
+        raise StepUnavailableError(
             f"takes a CPU long beyond {MAX_NUMEL_OF_SLOW_STEPS:,} elements; --rows with its name runs it"
         )
 
 
-def topk_floats(device: str) -> float:
+def topk_temporary_floats_per_element(device: str) -> float:
     return 0.1 if device == "cuda" else 4.0  # on a CPU, 16 bytes of value and index for every element
 
 
 STEP_KINDS = {
-    "add": StepKind(make_add),
-    "copy": StepKind(make_copy, held_floats=COPIED_FLOATS),
-    "fused": StepKind(lambda setup: make_kernel_step(setup.make_fused_kernel(), setup.k), is_exact=True),
-    "eager": StepKind(make_eager, is_exact=True, temporary_floats=topk_floats),
-    "eager_hugepages": StepKind(
-        make_eager_in_huge_pages, is_exact=True, held_floats=FOLLOWER_FLOATS, temporary_floats=topk_floats
+    "add": SelectionStepKind(make_add_step),
+    "copy": SelectionStepKind(make_copy_step, held_floats_per_element=COPIED_FLOATS),
+    "fused": SelectionStepKind(
+        lambda setup: make_kernel_step(setup.make_fused_kernel(), setup.k), is_exact=True
     ),
-    "fallback": StepKind(
+    "eager": SelectionStepKind(
+        make_eager_step, is_exact=True, temporary_floats_per_element=topk_temporary_floats_per_element
+    ),
+    "eager_hugepages": SelectionStepKind(
+        make_eager_step_in_huge_pages,
+        is_exact=True,
+        held_floats_per_element=FOLLOWER_FLOATS,
+        temporary_floats_per_element=topk_temporary_floats_per_element,
+    ),
+    "fallback": SelectionStepKind(
         lambda setup: make_kernel_step(setup.make_fused_kernel(forced_bound=UNREACHABLE_BOUND), setup.k),
         is_exact=True,
     ),
-    "threshold": StepKind(make_given_threshold, held_floats=0.25),
-    "dgc": StepKind(make_dgc),
-    "gaussiank": StepKind(lambda setup: make_selector_step(GaussianThreshold(), setup.workspace, setup.k)),
-    "compile": StepKind(make_compiled, temporary_floats=lambda device: 1.25),
-    "sort": StepKind(make_sort, is_exact=True, temporary_floats=lambda device: 5.0),
-    "paper_kernel": StepKind(make_single_block, is_exact=True),
+    "threshold": SelectionStepKind(make_given_threshold_step, held_floats_per_element=0.25),
+    "dgc": SelectionStepKind(make_dgc_step),
+    "gaussiank": SelectionStepKind(
+        lambda setup: make_selector_step(GaussianThreshold(), setup.workspace, setup.k)
+    ),
+    "compile": SelectionStepKind(make_compiled_step, temporary_floats_per_element=lambda device: 1.25),
+    "sort": SelectionStepKind(make_sort_step, is_exact=True, temporary_floats_per_element=lambda device: 5.0),
+    "paper_kernel": SelectionStepKind(make_single_block_step, is_exact=True),
 }

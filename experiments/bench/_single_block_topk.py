@@ -19,7 +19,7 @@ THREADS = 1024
 
 
 @triton.jit
-def find_largest_in_one_block(magnitudes, indices, n, k, BLOCK: tl.constexpr):
+def write_largest_indices_in_one_block(magnitudes, indices, n, k, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     prefix = 0  # the leading bits of the k-th value that are known
     prefix_mask = 0
@@ -65,9 +65,11 @@ def find_largest_in_one_block(magnitudes, indices, n, k, BLOCK: tl.constexpr):
         num_found += tl.sum(count)
 
 
-def find_largest(magnitudes: Tensor, k: int) -> Tensor:
+def find_largest_indices(magnitudes: Tensor, k: int) -> Tensor:
     """Return the indices (k,) int64 of the k largest of these magnitudes (n,) float32, none negative."""
     indices = torch.empty(k, dtype=torch.int64, device=magnitudes.device)
     keys = magnitudes.view(torch.int32)  # floats that are not negative are ordered as their bits are
-    find_largest_in_one_block[(1,)](keys, indices, keys.numel(), k, BLOCK=THREADS, num_warps=THREADS // 32)
+    write_largest_indices_in_one_block[(1,)](
+        keys, indices, keys.numel(), k, BLOCK=THREADS, num_warps=THREADS // 32
+    )
     return indices

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import sparsify
-from experiments.bench._launches import CPU, LaunchPlan, Variant
+from experiments.bench._launches import CPU, LaunchPlan, TimedVariant
 from experiments.bench._operator_count import OperatorCounter
 from experiments.bench._runner import Record
 from experiments.bench._select_comparison import cache_flush_bytes
-from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, StepSetup
+from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, TrainingStepSetup
 from sparsify.comm import Comm
 from sparsify.core import huge_pages
 
@@ -25,8 +25,8 @@ SETTLING_STEPS = 2  # before one is counted: DDP rebuilds its buckets after the 
 NUM_COPIES = 3  # of the gradient around the search, which take turns
 
 
-def make_setup(comm: Comm, options: Any, around_averaging: Any = None) -> StepSetup:
-    return StepSetup(
+def make_training_step_setup(comm: Comm, options: Any, around_averaging: Any = None) -> TrainingStepSetup:
+    return TrainingStepSetup(
         options.network, options.layers, options.density, options.bucket_mb, comm.rank,
         around_averaging=around_averaging,
     )  # fmt: skip
@@ -34,11 +34,11 @@ def make_setup(comm: Comm, options: Any, around_averaging: Any = None) -> StepSe
 
 def plan_whole_steps(comm: Comm, options: Any) -> LaunchPlan:
     """Plan to time the steps of all variants."""
-    setup = make_setup(comm, options)
-    return LaunchPlan({name: Variant(STEP_MAKERS[name](setup)) for name in options.ways})
+    setup = make_training_step_setup(comm, options)
+    return LaunchPlan({name: TimedVariant(STEP_MAKERS[name](setup)) for name in options.ways})
 
 
-def plan_counts(comm: Comm, options: Any) -> LaunchPlan:
+def count_step_operators(comm: Comm, options: Any) -> LaunchPlan:
     """Count what one settled step of each variant does, without timing it.
 
     Collectives are those of the whole step; operators are those that run where gradients are averaged.
@@ -48,22 +48,23 @@ def plan_counts(comm: Comm, options: Any) -> LaunchPlan:
         context = SwitchableContext()
         whole_step = OperatorCounter()
         averaging = OperatorCounter()
-        step = STEP_MAKERS[name](make_setup(comm, options, context))
+        step = STEP_MAKERS[name](make_training_step_setup(comm, options, context))
         for _ in range(SETTLING_STEPS):
             step()
         context.inner = averaging
         with whole_step:
             step()
-        counts: Record = {"collectives": whole_step.collectives}
+        counts: Record = {"collectives": whole_step.num_collectives}
         if averaging.counts:
             counts |= {
-                "operations": averaging.operations, "around_search": averaging.around_search,
+                "operations": averaging.num_operations,
+                "around_search": averaging.num_operations_around_search,
                 "operators": dict(averaging.counts.most_common()),
             }  # fmt: skip
         counts_by_variant[name] = counts
         del step
         gc.collect()
-    return LaunchPlan(report=lambda: {"counts": counts_by_variant})
+    return LaunchPlan(make_report=lambda: {"counts": counts_by_variant})
 
 
 class SwitchableContext:
@@ -90,7 +91,7 @@ class PreparedGradientsLoss(Function):
         return result
 
 
-def plan_around_search(comm: Comm, options: Any) -> LaunchPlan:
+def plan_times_around_search(comm: Comm, options: Any) -> LaunchPlan:
     """Plan to time a step of Top-k without a network, beside the in-place add of as many elements.
 
     `aggregate` is the check and the averaging; `around` also has `zero_grad` and autograd's accumulation of
@@ -133,10 +134,10 @@ def plan_around_search(comm: Comm, options: Any) -> LaunchPlan:
     for _ in range(SETTLING_STEPS):
         copy_gradients()
         backward_and_aggregate()
-    settled = count_searched(optimizer)
+    settled = total_candidates_and_selected(optimizer)
 
     def report() -> Record:
-        candidates, selected = (count_searched(optimizer) - settled).tolist()
+        candidates, selected = (total_candidates_and_selected(optimizer) - settled).tolist()
         copy_gradients()
         with OperatorCounter() as counter:
             backward_and_aggregate()
@@ -146,14 +147,14 @@ def plan_around_search(comm: Comm, options: Any) -> LaunchPlan:
         }  # fmt: skip
 
     variants = {
-        "add": Variant(lambda: acc.add_(grad), prepare()),
-        "aggregate": Variant(optimizer.aggregate, prepare(copy_gradients, backward)),
-        "around": Variant(backward_and_aggregate, prepare(copy_gradients)),
+        "add": TimedVariant(lambda: acc.add_(grad), prepare()),
+        "aggregate": TimedVariant(optimizer.aggregate, prepare(copy_gradients, backward)),
+        "around": TimedVariant(backward_and_aggregate, prepare(copy_gradients)),
     }
     return LaunchPlan(variants, report)
 
 
-def count_searched(optimizer: Any) -> Tensor:
+def total_candidates_and_selected(optimizer: Any) -> Tensor:
     """Return the numbers of candidates and of selected elements of all searches until now."""
     stats = optimizer.engine.search_stats().values()
     return torch.tensor([[search.candidates, search.selected] for search in stats]).sum(0)

@@ -32,15 +32,15 @@ class BenchmarkNetwork(NamedTuple):
     """A model, and the samples on which it is trained."""
 
     make: Callable[[int], nn.Module]  # given the number of layers of `linears`
-    batch: int  # samples a worker
-    shape: tuple[int, ...]  # of a sample
-    classes: int
-    turns: int  # steps of each variant in a launch
+    batch_per_worker: int  # samples a worker
+    sample_shape: tuple[int, ...]
+    num_classes: int
+    default_turns: int  # steps of each variant in a launch
 
 
-def make_linears(layers: int) -> nn.Module:
+def make_linear_layers(num_layers: int) -> nn.Module:
     """Make linear layers of 64 x 64, two small tensors each; orthogonal, or else gradients would vanish."""
-    linears = [nn.Linear(LINEAR_WIDTH, LINEAR_WIDTH) for _ in range(layers)]
+    linears = [nn.Linear(LINEAR_WIDTH, LINEAR_WIDTH) for _ in range(num_layers)]
     for layer in linears:
         nn.init.orthogonal_(layer.weight)
     return nn.Sequential(*linears)
@@ -48,7 +48,7 @@ def make_linears(layers: int) -> nn.Module:
 
 # Images are small, because the network's own computation is not compared.
 NETWORKS: dict[str, BenchmarkNetwork] = {
-    "linears": BenchmarkNetwork(make_linears, 8, (LINEAR_WIDTH,), LINEAR_WIDTH, 40),
+    "linears": BenchmarkNetwork(make_linear_layers, 8, (LINEAR_WIDTH,), LINEAR_WIDTH, 40),
     "resnet50": BenchmarkNetwork(lambda _: networks.imagenet_resnet50(3, 64, 1000), 2, (3, 64, 64), 1000, 9),
     "vgg16": BenchmarkNetwork(lambda _: networks.vgg16(3, 32, 10), 8, (3, 32, 32), 10, 9),
     "small_cnn": BenchmarkNetwork(lambda _: networks.small_cnn(3, 32, 10), 8, (3, 32, 32), 10, 9),
@@ -56,7 +56,7 @@ NETWORKS: dict[str, BenchmarkNetwork] = {
 
 
 @dataclass(frozen=True)
-class StepSetup:
+class TrainingStepSetup:
     """The options that the variants of a launch share."""
 
     network: str
@@ -68,15 +68,15 @@ class StepSetup:
     comm: Comm | None = None  # by default of all workers
     around_averaging: Callable[[], AbstractContextManager[object]] | None = None  # entered to average
 
-    def make_model(self) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    def make_model_and_loss(self) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
         """Return a model, equal on all workers, and its loss on this worker's batch."""
         network = NETWORKS[self.network]
         torch.manual_seed(0)
         model = network.make(self.layers)
         rng = torch.Generator().manual_seed(self.rank)
-        batch = self.batch or network.batch
-        samples = torch.randn(batch, *network.shape, generator=rng)
-        labels = torch.randint(network.classes, (batch,), generator=rng)
+        batch = self.batch or network.batch_per_worker
+        samples = torch.randn(batch, *network.sample_shape, generator=rng)
+        labels = torch.randint(network.num_classes, (batch,), generator=rng)
         return model, lambda model: cross_entropy(model(samples), labels)
 
     def make_topk(self, scope: str | None) -> Method:
@@ -85,7 +85,7 @@ class StepSetup:
         return method
 
 
-class ObservedDDP(DistributedDataParallel):
+class DDPWithHookContext(DistributedDataParallel):
     """A DDP that enters `around_averaging` whenever it calls its communication hook."""
 
     around_averaging: Callable[[], AbstractContextManager[object]]
@@ -103,14 +103,14 @@ Step: TypeAlias = Callable[[], None]
 AddHook: TypeAlias = Callable[[DistributedDataParallel, torch.optim.Optimizer], object]
 
 
-def make_ddp_step(setup: StepSetup, add_hook: AddHook, bucket_mb: float | None = None) -> Step:
+def make_ddp_step(setup: TrainingStepSetup, add_hook: AddHook, bucket_mb: float | None = None) -> Step:
     """Return a training step under DDP with a communication hook, and DDP's buckets of so many MB."""
-    module, loss_of = setup.make_model()
+    module, loss_of = setup.make_model_and_loss()
     model: DistributedDataParallel
     if setup.around_averaging is None:
         model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
     else:
-        model = ObservedDDP(module, bucket_cap_mb=bucket_mb)
+        model = DDPWithHookContext(module, bucket_cap_mb=bucket_mb)
         model.around_averaging = setup.around_averaging
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
     add_hook(model, optimizer)
@@ -123,11 +123,14 @@ def make_ddp_step(setup: StepSetup, add_hook: AddHook, bucket_mb: float | None =
     return step
 
 
-MakeMethod: TypeAlias = Callable[[StepSetup], Method]
+MethodFactory: TypeAlias = Callable[[TrainingStepSetup], Method]
 
 
-def make_registered_step(
-    setup: StepSetup, make_method: MakeMethod, overlap: bool = False, bucket_mb: float | None = None
+def make_registered_ddp_step(
+    setup: TrainingStepSetup,
+    make_method: MethodFactory,
+    overlap: bool = False,
+    bucket_mb: float | None = None,
 ) -> Step:
     """Return a training step under DDP whose gradients `sparsify.register` averages."""
     method = make_method(setup)
@@ -138,9 +141,11 @@ def make_registered_step(
     return make_ddp_step(setup, register, bucket_mb)
 
 
-def make_distributed_step(setup: StepSetup, make_method: MakeMethod, overlap: bool = False) -> Step:
+def make_distributed_optimizer_step(
+    setup: TrainingStepSetup, make_method: MethodFactory, overlap: bool = False
+) -> Step:
     """Return a training step of an optimizer that `sparsify.distribute` lets average gradients."""
-    model, loss_of = setup.make_model()
+    model, loss_of = setup.make_model_and_loss()
     inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     optimizer = sparsify.distribute(inner, model, make_method(setup), setup.comm, overlap=overlap)
 
@@ -167,30 +172,32 @@ def add_fp16_hook(model: DistributedDataParallel, optimizer: torch.optim.Optimiz
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
-def make_dense(setup: StepSetup) -> Method:
+def make_dense_method(setup: TrainingStepSetup) -> Method:
     method: Method = sparsify.build("dense")
     return method
 
 
-def topk_of_scope(scope: str | None) -> MakeMethod:
+def make_topk_factory(scope: str | None) -> MethodFactory:
     """Return a function that makes Top-k of this scope; None is a scope of so many MB."""
     return lambda setup: setup.make_topk(scope)
 
 
-STEP_MAKERS: dict[str, Callable[[StepSetup], Step]] = {
+STEP_MAKERS: dict[str, Callable[[TrainingStepSetup], Step]] = {
     "ddp": partial(make_ddp_step, add_hook=add_no_hook),
     "ddp_fp16": partial(make_ddp_step, add_hook=add_fp16_hook),
     "ddp_powersgd": partial(make_ddp_step, add_hook=add_powersgd_hook, bucket_mb=ONE_BUCKET_MB),
-    "register_dense": partial(make_registered_step, make_method=make_dense),
-    "register_dense_overlap": partial(make_registered_step, make_method=make_dense, overlap=True),
-    "distribute_dense": partial(make_distributed_step, make_method=make_dense),
-    "register_topk_global": partial(make_registered_step, make_method=topk_of_scope("global")),
-    "register_topk_mb": partial(make_registered_step, make_method=topk_of_scope(None)),
-    "register_topk_bucket": partial(make_registered_step, make_method=topk_of_scope("bucket")),
-    "register_topk_layer": partial(make_registered_step, make_method=topk_of_scope("layer")),
+    "register_dense": partial(make_registered_ddp_step, make_method=make_dense_method),
+    "register_dense_overlap": partial(make_registered_ddp_step, make_method=make_dense_method, overlap=True),
+    "distribute_dense": partial(make_distributed_optimizer_step, make_method=make_dense_method),
+    "register_topk_global": partial(make_registered_ddp_step, make_method=make_topk_factory("global")),
+    "register_topk_mb": partial(make_registered_ddp_step, make_method=make_topk_factory(None)),
+    "register_topk_bucket": partial(make_registered_ddp_step, make_method=make_topk_factory("bucket")),
+    "register_topk_layer": partial(make_registered_ddp_step, make_method=make_topk_factory("layer")),
     "register_topk_layer_overlap": partial(
-        make_registered_step, make_method=topk_of_scope("layer"), overlap=True
+        make_registered_ddp_step, make_method=make_topk_factory("layer"), overlap=True
     ),
-    "distribute_topk_global": partial(make_distributed_step, make_method=topk_of_scope("global")),
-    "distribute_topk_layer": partial(make_distributed_step, make_method=topk_of_scope("layer")),
+    "distribute_topk_global": partial(
+        make_distributed_optimizer_step, make_method=make_topk_factory("global")
+    ),
+    "distribute_topk_layer": partial(make_distributed_optimizer_step, make_method=make_topk_factory("layer")),
 }

@@ -18,7 +18,7 @@ class Target(Struct, frozen=True, forbid_unknown_fields=True):
     bound: float
     is_lower_bound: bool = False
 
-    def find(self, result: Mapping[str, Any]) -> Estimate | None:
+    def find_number(self, result: Mapping[str, Any]) -> Estimate | None:
         """Return the number with its interval; None where the result lacks it."""
         number: Any = result
         for key in self.path:
@@ -33,11 +33,11 @@ class Target(Struct, frozen=True, forbid_unknown_fields=True):
         band = Band(low=self.bound) if self.is_lower_bound else Band(high=self.bound)
         return band.contains(value.value)
 
-    def verdict(self, result: Mapping[str, Any]) -> str:
+    def verdict_sentence(self, result: Mapping[str, Any]) -> str:
         """Return a sentence on the bound, the number and whether it is met."""
         name = " ".join(map(str, self.path))
         sentence = f"{name}: at {'least' if self.is_lower_bound else 'most'} {self.bound:g} wanted"
-        value = self.find(result)
+        value = self.find_number(result)
         if value is None:
             return f"{sentence}, not measured"
         interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}], n = {value.n}"

@@ -14,18 +14,18 @@ from experiments.bench import Device
 from experiments.bench._runner import (
     Benchmark,
     Record,
-    round_to_digits,
+    round_to_significant_digits,
     summarise_turn_ratios,
-    summarise_turns,
+    summarise_turn_times,
 )
-from experiments.bench._select_comparison import num_gradients
+from experiments.bench._select_comparison import num_alternating_gradients
 from experiments.bench._timing import (
     Call,
-    Clock,
-    choose_device,
-    describe_machine,
+    CallTimer,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
     explain_lack_of_memory,
-    time_in_turns,
+    time_calls_in_turns,
 )
 from experiments.training import networks
 from sparsify.kernels import GroupKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
@@ -70,14 +70,14 @@ def auto(
         device: cpu or cuda; by default cuda where there is a GPU.
         threads: CPU threads; by default torch's number.
     """
-    on = choose_device(device, threads)
+    on = choose_device_and_set_threads(device, threads)
     groups: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]
     if layers or not n:
         with torch.device("meta"):
             groups.append(tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters()))
     bucket_sizes = {(sum(sizes), len(sizes)): sizes for sizes in groups}
     return Benchmark(
-        machine=describe_machine(on),
+        machine=describe_machine_and_code(on),
         description="medians [spread]",
         cases=[
             {"n": size, "buckets": count, "density": share}
@@ -86,42 +86,43 @@ def auto(
         ],
         settings={"seconds": seconds},
         measure=lambda case: [
-            measure(bucket_sizes[case["n"], case["buckets"]], case["density"], on, seconds)
+            time_searches(bucket_sizes[case["n"], case["buckets"]], case["density"], on, seconds)
         ],
         header="n | buckets | density | auto is | torch, ms | auto, ms | fused, ms | torch / auto | "
         "torch / fused | repetitions",
         row_format="{n:,} | {buckets} | {density:g} | {kernels[auto]} | {torch_ms[median]:.3g} | "
         "{auto_ms[median]:.3g} | {fused_ms[median]:.3g} | {torch_over_auto:.2f} | {torch_over_fused:.2f} | "
         "{torch_ms[n]}",
-        summarise=lambda rows: summarise(
+        summarise=lambda rows: summarise_sizes(
             [row for row in rows if "kernels" in row], min_fused_numel(torch.empty(0, device=on))
         ),
     )
 
 
-def measure(sizes: Sequence[int], density: float, device: torch.device, seconds: float) -> Record:
-    """Return the samples of one case, their medians, and ratios within repetitions."""
+def time_searches(sizes: Sequence[int], density: float, device: torch.device, seconds: float) -> Record:
+    """Return the times of every choice of `select=` in one case, and ratios within repetitions."""
     n = sum(sizes)
-    if why := explain_lack_of_memory(4 * HELD_FLOATS * n, device):
+    why = explain_lack_of_memory(4 * HELD_FLOATS * n, device)
+    if why:
         return {"why": why}
     gc.collect()
     rng = torch.Generator(device).manual_seed(0)
     # Several gradients take turns: a processor that meets the same one again has learnt where it branches.
     residual, *gradients = (
         [torch.randn(size, generator=rng, device=device) for size in sizes]
-        for _ in range(1 + num_gradients(n))
+        for _ in range(1 + num_alternating_gradients(n))
     )
     accs = list(map(torch.empty_like, residual))
     ks = [num_selected(size, density) for size in sizes]
-    searches, kernel_names, why_not_fused = make_searches(residual)
+    searches, kernel_names, why_not_fused = make_search_by_choice(residual)
 
     def make_call(search: Search) -> Call:
         turns = cycle(gradients)
         return lambda: search(accs, next(turns), ks)
 
-    samples = time_in_turns(
+    samples = time_calls_in_turns(
         {name: make_call(search) for name, search in searches.items()},
-        Clock(device, "wall"),
+        CallTimer(device, "wall"),
         MAX_REPEATS,
         prepare=lambda name: torch._foreach_copy_(accs, residual),
         warm_up=SETTLING_TURNS,
@@ -131,19 +132,20 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
     return {
         "k": sum(ks),
         "kernels": kernel_names,
-        **{f"{name}_ms": summarise_turns(samples.get(name)) for name in CHOICES},
+        **{f"{name}_ms": summarise_turn_times(samples.get(name)) for name in CHOICES},
         **{
             f"torch_over_{name}": summarise_turn_ratios(samples["torch"], samples.get(name))
             for name in ("auto", "fused")
         },
         "why_not_fused": why_not_fused,
         "samples_ms": {
-            name: [round_to_digits(ms) for ms in times.values()] for name, times in samples.items()
+            name: [round_to_significant_digits(ms) for ms in times.values()]
+            for name, times in samples.items()
         },
     }
 
 
-def make_searches(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
+def make_search_by_choice(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
     """Return the search and the kernels' names of each choice, and why there is none for `fused`, if so."""
     searches = dict[str, Search]()
     names = dict[str, str]()
@@ -172,18 +174,18 @@ def search_one_by_one(
         kernel.topk(acc, grad, k)
 
 
-def summarise(rows: list[Record], min_fused_n: int) -> Record:
+def summarise_sizes(rows: list[Record], min_fused_n: int) -> Record:
     """Return from which size on fused is taken, from which on it pays, and the ratios of all cases."""
     fields = ("n", "buckets", "density", "kernels", "torch_over_auto", "torch_over_fused")
     return {
         "fused_from": min_fused_n,
-        "fused_pays_from": find_crossing(rows),
+        "fused_pays_from": find_least_n_where_fused_pays(rows),
         "least_torch_over_auto": min((row["torch_over_auto"]["median"] for row in rows), default=None),
         "cases": [{field: row[field] for field in fields} for row in rows],
     }
 
 
-def find_crossing(rows: list[Record]) -> int | None:
+def find_least_n_where_fused_pays(rows: list[Record]) -> int | None:
     """Return the least n from which on fused was faster than torch in every case.
 
     It is None where fused was slower at the largest n, or can't be had.

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 import sparsify
 from experiments.bench._runner import WRONG, Benchmark, Record
-from experiments.bench._timing import choose_device, describe_machine
+from experiments.bench._timing import choose_device_and_set_threads, describe_machine_and_code
 from sparsify import cost
 from sparsify.comm import virtual
 from sparsify.method import Method
@@ -49,7 +49,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
     """
     if n % ROW_LENGTH:
         raise ValueError(f"--n {n}: {n} is no multiple of {ROW_LENGTH}, the length of a row")
-    names = parse_methods(methods)
+    names = parse_per_step_methods(methods)
     cases = [
         {"method": name, "workers": size, "density": density, "n": n}
         for name in names
@@ -57,9 +57,9 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
         for density in (DENSITIES if has_density(name) else DENSITIES[:1])
     ]
     return Benchmark(
-        machine=describe_machine(choose_device("cpu")),
+        machine=describe_machine_and_code(choose_device_and_set_threads("cpu")),
         cases=cases,
-        measure=measure,
+        measure=predict_and_count_bytes,
         header="method | P | k | sent | promised | counted | kept | published",
         row_format="{method} | {workers} | {k:,} | {sent:,} | {promised:,} | {counted:,} | {kept} | "
         "{published:,.0f}",
@@ -67,7 +67,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
     )
 
 
-def parse_methods(methods: str) -> list[str]:
+def parse_per_step_methods(methods: str) -> list[str]:
     """Return the methods that are named with commas; all where none is.
 
     Raises:
@@ -90,7 +90,7 @@ def has_density(method: str) -> bool:
     return "density" in sparsify.defaults(method)
 
 
-def build_method(name: str, density: float) -> Method:
+def build_global_method(name: str, density: float) -> Method:
     """Return the method over the whole model, with this density, where it takes these options."""
     options = {"density": density, "scope": "global"}
     known = sparsify.defaults(name)
@@ -100,10 +100,10 @@ def build_method(name: str, density: float) -> Method:
     return method
 
 
-def measure(case: Record) -> Iterator[Record]:
+def predict_and_count_bytes(case: Record) -> Iterator[Record]:
     """Yield the elements sent, the bytes predicted and the bytes counted in rank 0's last step."""
     name, size, density, n = case.values()
-    method = build_method(name, density)
+    method = build_global_method(name, density)
     shape = (n // ROW_LENGTH, ROW_LENGTH)
 
     def run_steps(comm: virtual.VirtualComm) -> StepReport:

@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from experiments.bench import SIZES, Device
-from experiments.bench._compared_rows import Selection
+from experiments.bench._compared_rows import SelectionCase
 from experiments.bench._runner import (
     WRONG,
     Benchmark,
     Record,
-    check_names,
-    round_to_digits,
+    check_known_names,
+    round_to_significant_digits,
     summarise_turn_ratios,
-    summarise_turns,
+    summarise_turn_times,
 )
 from experiments.bench._select_comparison import (
-    RowTimes,
+    RowSamples,
     SelectionComparison,
     cache_flush_bytes,
     has_same_magnitudes,
@@ -28,14 +28,14 @@ from experiments.bench._select_comparison import (
 from experiments.bench._timing import (
     DEFAULT_REPEATS,
     Call,
-    Clock,
+    CallTimer,
     HostWaitError,
-    TimesByTurn,
-    capture_graph,
-    choose_device,
-    describe_machine,
+    MsByTurn,
+    capture_cuda_graph,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
     explain_lack_of_memory,
-    time_in_turns,
+    time_calls_in_turns,
 )
 from sparsify.kernels import TorchKernel
 from sparsify.ranges import PositiveInt
@@ -74,8 +74,8 @@ def kernels(
         device: cpu or cuda; by default cuda where there is a GPU.
         check: compare what is selected, and time nothing.
     """
-    check_names("row", rows, STEPS)
-    on = choose_device(device)
+    check_known_names("row", rows, STEPS)
+    on = choose_device_and_set_threads(device)
     repeats = repeats or DEFAULT_REPEATS[on.type]
     device_column = "device, us, in a graph" if on.type == "cuda" else "host, us (a CPU has no graph)"
 
@@ -90,11 +90,11 @@ def kernels(
         return {"checked": not any(row.get(WRONG) for row in all_rows), "cases": cases}
 
     return Benchmark(
-        machine=describe_machine(on),
+        machine=describe_machine_and_code(on),
         description=f"{repeats} repetitions; medians with their spread",
         cases=[{"n": size, "density": DENSITY} for size in n],
         settings={"rows": [*(rows or STEPS)], "repeats": repeats, "check": check},
-        measure=lambda case: measure(case["n"], rows or STEPS, 0 if check else repeats, on),
+        measure=lambda case: check_and_time_rows(case["n"], rows or STEPS, 0 if check else repeats, on),
         case_title=lambda case: f"n = {case['n']:,}, density {DENSITY:g}",
         header=f"row | {device_column} | host, us, of a call",
         row_format="{row} | {device_us}{no_graph} | {host_us}",
@@ -102,35 +102,38 @@ def kernels(
     )
 
 
-def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> list[Record]:
+def check_and_time_rows(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> list[Record]:
     """Check what each row selects; with repetitions, time the rows and the kernels in `fused`."""
-    if why := explain_lack_of_memory(4 * HELD_FLOATS * n, device):
+    why = explain_lack_of_memory(4 * HELD_FLOATS * n, device)
+    if why:
         return [{"row": "all", "why": why}]
-    times_by_row = {name: RowTimes() for name in rows}
+    samples_by_row = {name: RowSamples() for name in rows}
     comparison = SelectionComparison(
-        Selection(n, DENSITY, "normal"), times_by_row, set(), cache_flush_bytes(device), Path(), device
+        SelectionCase(n, DENSITY, "normal"), samples_by_row, set(), cache_flush_bytes(device), Path(), device
     )
     comparison.guide = TorchKernel(comparison.acc)
     comparison.begin_turn(0)
-    faults = {name: find_fault(comparison, name) for name in comparison.steps}
+    faults = {name: find_selection_fault(comparison, name) for name in comparison.steps}
     calls: dict[str, Call] = {
         name: partial(ready.take, comparison.acc, comparison.grad) for name, ready in comparison.steps.items()
     }
-    times = dict[str, dict[str, TimesByTurn]]()
+    times = dict[str, dict[str, MsByTurn]]()
     uncaptured = dict[str, str]()
 
-    def time_calls(clock: Clock) -> dict[str, TimesByTurn]:
-        return time_in_turns(calls, clock, repeats, prepare=lambda name: comparison.restore_acc()).wall_ms
+    def time_calls(clock: CallTimer) -> dict[str, MsByTurn]:
+        return time_calls_in_turns(
+            calls, clock, repeats, prepare=lambda name: comparison.restore_acc_and_flush_caches()
+        ).wall_ms
 
     uses_graphs = device.type == "cuda" and repeats > 0
     if repeats:
-        times["host_us"] = time_calls(Clock(device, "call"))
+        times["host_us"] = time_calls(CallTimer(device, "call"))
         for name in [*calls] if uses_graphs else ():
             try:
-                calls[name] = capture_graph(calls[name])
+                calls[name] = capture_cuda_graph(calls[name])
             except HostWaitError as error:
                 uncaptured[name] = f" (no graph: {error})"
-        times["device_us"] = time_calls(Clock(device))
+        times["device_us"] = time_calls(CallTimer(device))
     records = list[Record]()
     for name in calls:
         device_times = times.get("device_us", {})
@@ -140,8 +143,8 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
             "in_graph": uses_graphs and name not in uncaptured,
             "no_graph": uncaptured.get(name),
             **{
-                field: summarise_turns(of_calls[name], 1e3)
-                for field, of_calls in times.items()
+                field: summarise_turn_times(ms_by_call[name], 1e3)
+                for field, ms_by_call in times.items()
             },
             **{
                 field: summarise_turn_ratios(device_times.get(above), device_times.get(below))
@@ -152,17 +155,17 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
             records += profile_kernels(calls[name])
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    for name, row_times in times_by_row.items():
-        if row_times.why_not_run:
-            records.append({"row": name, "why": f"not run: {row_times.why_not_run}"})
+    for name, row_samples in samples_by_row.items():
+        if row_samples.why_not_run:
+            records.append({"row": name, "why": f"not run: {row_samples.why_not_run}"})
     return records
 
 
-def find_fault(comparison: SelectionComparison, name: str) -> str:
+def find_selection_fault(comparison: SelectionComparison, name: str) -> str:
     """Return a sentence where a row selects other magnitudes than torch.topk, or did not fall back."""
     if name not in EXACT_STEPS:
         return ""
-    comparison.restore_acc()
+    comparison.restore_acc_and_flush_caches()
     step, kernel, _ = comparison.steps[name]
     if not has_same_magnitudes(step(comparison.acc, comparison.grad), comparison.best):
         return f"n = {comparison.case.n:,}: {name} selects other magnitudes than torch.topk"
@@ -182,7 +185,7 @@ def profile_kernels(replay: Call) -> list[Record]:
     return [
         {
             "row": f"- {event.key}, {event.count / NUM_PROFILED_REPLAYS:g} x",
-            "device_us": round_to_digits(event.self_device_time_total / NUM_PROFILED_REPLAYS),
+            "device_us": round_to_significant_digits(event.self_device_time_total / NUM_PROFILED_REPLAYS),
         }
         for event in profiler.key_averages()
         if event.self_device_time_total

@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 
-from experiments.bench._runner import Benchmark, Record, summarise_turn_ratios, summarise_turns
-from experiments.bench._timing import Clock, choose_device, describe_machine, time_in_turns
+from experiments.bench._runner import Benchmark, Record, summarise_turn_ratios, summarise_turn_times
+from experiments.bench._timing import (
+    CallTimer,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
+    time_calls_in_turns,
+)
 from sparsify.ranges import PositiveInt
 
 DENSITY = 0.01
@@ -39,18 +44,18 @@ def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Benchmar
     """
     import triton  # takes its time
 
-    device = choose_device(None, threads=1)
+    device = choose_device_and_set_threads(None, threads=1)
     versions = {
         "launcher": "the driver's" if device.type == "cuda" else "does nothing; no GPU",
         "python": ".".join(map(str, sys.version_info[:3])),
         "triton": triton.__version__,
     }
     return Benchmark(
-        machine=describe_machine(device),
+        machine=describe_machine_and_code(device),
         description=", ".join(f"{name}: {value}" for name, value in versions.items()),
         cases=[{"n": n, "k": int(DENSITY * n)}],
         settings={"repeats": repeats, **versions},
-        measure=lambda case: [versions | measure(case, repeats, device)],
+        measure=lambda case: [versions | time_host(case, repeats, device)],
         header="host time of a step, us | ordinary | kept | ordinary / kept | repetitions",
         row_format="n = {n:,}, k = {k:,} | {ordinary_host_us:.1f} | {host_us:.1f} | "
         "{ordinary_over_kept:.1f} | {host_us[n]}",
@@ -64,12 +69,12 @@ def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Benchmar
     )
 
 
-def measure(case: Record, repeats: int, device: torch.device) -> Record:
+def time_host(case: Record, repeats: int, device: torch.device) -> Record:
     """Return the microseconds of the host for each kind of step."""
     from sparsify.kernels import triton_search
 
     if device.type == "cpu":
-        replace_gpu()
+        install_compile_only_driver()
     acc = torch.zeros(case["n"], device=device)
     grad = torch.zeros(case["n"], device=device)
     calls = dict[str, Callable[[], object]]()
@@ -77,12 +82,12 @@ def measure(case: Record, repeats: int, device: torch.device) -> Record:
         kernel = triton_search.TritonKernel(acc)
         kernel.launch.keeps_compiled = name == "kept"
         calls[name] = partial(kernel.topk, acc, grad, case["k"])
-    times = time_in_turns(calls, Clock(device, "call"), repeats, warm_up=WARM_UP_TURNS).wall_ms
-    row: Record = {HOST_FIELDS[name]: summarise_turns(times[name], 1e3) for name in HOST_FIELDS}
+    times = time_calls_in_turns(calls, CallTimer(device, "call"), repeats, warm_up=WARM_UP_TURNS).wall_ms
+    row: Record = {HOST_FIELDS[name]: summarise_turn_times(times[name], 1e3) for name in HOST_FIELDS}
     return row | {RATIO_FIELD: summarise_turn_ratios(times["ordinary"], times["kept"])}
 
 
-def replace_gpu(
+def install_compile_only_driver(
     capability: int = 90,
     make_start: Callable[[str], StartKernel] = lambda kernel: lambda *arguments: None,
 ) -> None:
@@ -98,12 +103,12 @@ def replace_gpu(
 
     from sparsify.kernels import triton_search
 
-    driver.set_active(AbsentGpuDriver(capability, make_start))
+    driver.set_active(CompileOnlyDriver(capability, make_start))
     triton_search.INTERPRETED = True
 
 
-class AbsentGpuDriver:
-    """The part of a driver that Triton asks for when it compiles, loads and starts kernels."""
+class CompileOnlyDriver:
+    """A driver of Triton for a GPU that is not there: kernels are compiled, and their launches do nothing."""
 
     def __init__(self, capability: int, make_start: Callable[[str], StartKernel]) -> None:
         self.capability = capability

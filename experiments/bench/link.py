@@ -194,10 +194,10 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
         })  # fmt: skip
         workers = LocalWorkers(command, str(orders), folder, config.workers, network, config.workers_per_node)
         try:
-            while (exit_codes := workers.poll()) is None:
+            while (exit_codes := workers.poll_exit_codes()) is None:
                 time.sleep(POLL_S)
         except BaseException:
-            workers.kill()
+            workers.kill_and_wait()
             raise
         if any(exit_codes.values()) or len(exit_codes) < workers.size:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]

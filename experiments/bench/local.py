@@ -12,15 +12,15 @@ from torch import nn
 import sparsify
 from experiments.bench._launches import (
     LaunchPlan,
-    Samples,
-    Variant,
+    MsByVariantAndClock,
+    TimedVariant,
     run_launches,
-    summarise_medians,
-    summarise_ratios,
+    summarise_launch_median_ratios,
+    summarise_launch_medians,
 )
 from experiments.bench._runner import Benchmark, Record
 from experiments.bench._targets import Target
-from experiments.bench._timing import describe_workers
+from experiments.bench._timing import describe_single_thread_workers
 from experiments.training.language.networks import GPT
 from sparsify.comm import Comm
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -79,12 +79,14 @@ def local(
 
     def measure(case: Record) -> Iterator[Record]:
         part = case["part"]
-        make_plan = plan_exchanges if part == "exchange" else plan_steps
-        reports = run_launches(make_plan, launches, 1, turns * TURNS_FACTOR[part], is_virtual=True, **size)
+        make_plan = plan_exchanges if part == "exchange" else plan_inner_and_local_steps
+        reports = run_launches(
+            make_plan, launches, 1, turns * TURNS_FACTOR[part], uses_virtual_comm=True, **size
+        )
         yield from comparison_rows([report["samples_ms"] for report in reports], reports[0]["n"])
 
     return Benchmark(
-        machine=describe_workers("1 thread a process"),
+        machine=describe_single_thread_workers("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"part": part, **size} for part in parts],
         settings={"launches": launches, "turns": turns},
@@ -97,15 +99,15 @@ def local(
     )
 
 
-def comparison_rows(launches: Sequence[Samples], n: int) -> Iterator[Record]:
+def comparison_rows(launches: Sequence[MsByVariantAndClock], n: int) -> Iterator[Record]:
     """Yield a row for each pair that these launches timed."""
     for name, base in COMPARED_PAIRS:
         if name in launches[0]:
             yield {
                 "row": name, "beside": base, "n": n,
-                "cpu_ms": summarise_medians(launches, name),
-                "beside_ms": summarise_medians(launches, base),
-                "ratio": summarise_ratios(launches, name, base),
+                "cpu_ms": summarise_launch_medians(launches, name),
+                "beside_ms": summarise_launch_medians(launches, base),
+                "ratio": summarise_launch_median_ratios(launches, name, base),
                 "samples_ms": [(samples[name], samples[base]) for samples in launches],
             }  # fmt: skip
 
@@ -119,33 +121,33 @@ def plan_exchanges(comm: Comm, options: Any) -> LaunchPlan:
     optimizer = sparsify.distribute(inner, model, strategy, comm, select="fused")
 
     def step_locally() -> None:
-        fill_gradients(model, rng)
+        set_random_gradients(model, rng)
         optimizer.step_locally()
 
-    variants = {"sparseloco": Variant(optimizer.exchange_if_due, step_locally)}
+    variants = {"sparseloco": TimedVariant(optimizer.exchange_if_due, step_locally)}
     for scope in ("global", "layer"):
         method = sparsify.build("topk", density=options.density, scope=scope)
         parameters = make_decoder(options).named_parameters()
         aggregator = Aggregator(method, parameters, comm, select="fused")
         fill = partial(aggregator.gradients.flat.normal_, generator=rng)
-        variants[f"topk, {scope}"] = Variant(aggregator.aggregate, fill)
+        variants[f"topk, {scope}"] = TimedVariant(aggregator.aggregate, fill)
     return LaunchPlan(variants, lambda: {"n": count_parameters(model)})
 
 
-def plan_steps(comm: Comm, options: Any) -> LaunchPlan:
+def plan_inner_and_local_steps(comm: Comm, options: Any) -> LaunchPlan:
     """Plan to time AdamW's step, alone and within a round, on the same parameters and moments.
 
     Where these lie in memory makes more of a difference than what is compared. The learning rate is 0, as the
     wrapper refuses parameters that another optimizer changes.
     """
     model = make_decoder(options)
-    fill_gradients(model, torch.Generator().manual_seed(options.launch))
+    set_random_gradients(model, torch.Generator().manual_seed(options.launch))
     unwrapped = torch.optim.AdamW(model.parameters(), lr=0.0)
     inner = torch.optim.AdamW(model.parameters(), lr=0.0)
     optimizer = sparsify.distribute(inner, model, sparsify.sparseloco(every=NEVER), comm)
     optimizer.step()
     unwrapped.state = inner.state
-    variants = {"inner step": Variant(unwrapped.step), "local step": Variant(optimizer.step)}
+    variants = {"inner step": TimedVariant(unwrapped.step), "local step": TimedVariant(optimizer.step)}
     return LaunchPlan(variants, lambda: {"n": count_parameters(model)})
 
 
@@ -155,7 +157,7 @@ def make_decoder(options: Any) -> nn.Module:
     return GPT(options.vocabulary, CONTEXT, options.width, options.layers, HEADS)
 
 
-def fill_gradients(model: nn.Module, rng: torch.Generator) -> None:
+def set_random_gradients(model: nn.Module, rng: torch.Generator) -> None:
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=rng)
 

@@ -12,9 +12,14 @@ import torch
 from torch.nn import Parameter
 
 from experiments.bench import Device
-from experiments.bench._runner import Benchmark, Record, summarise_spread
-from experiments.bench._timing import Clock, choose_device, describe_machine, synchronise
-from experiments.bench.bytes import build_method, parse_methods
+from experiments.bench._runner import Benchmark, Record, summarise_median_and_range
+from experiments.bench._timing import (
+    CallTimer,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
+    synchronise_if_cuda,
+)
+from experiments.bench.bytes import build_global_method, parse_per_step_methods
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.ranges import PositiveInt
@@ -50,14 +55,14 @@ def methods(
         repeats: number of timed pairs.
         device: cpu or cuda; by default cuda where there is a GPU.
     """
-    on = choose_device(device)
-    names = parse_methods(methods)
+    on = choose_device_and_set_threads(device)
+    names = parse_per_step_methods(methods)
     return Benchmark(
-        machine=describe_machine(on),
+        machine=describe_machine_and_code(on),
         description=f"density {DENSITY}, {WORKERS} virtual workers, {repeats} pairs; milliseconds, medians",
         cases=[{"n": size, "method": name} for size in n for name in names],
         settings={"density": DENSITY, "workers": WORKERS, "repeats": repeats},
-        measure=lambda case: [measure(case["method"], case["n"], repeats, on)],
+        measure=lambda case: [time_method_parts(case["method"], case["n"], repeats, on)],
         header=f"method | n | {' | '.join(PARTS)} | torch.topk | / topk | sent / k | bytes | host syncs",
         row_format="{method} | {n:,} | {select_ms:.2f} | {exchange_ms:.2f} | {retain_ms:.2f} | "
         "{scatter_ms:.2f} | {topk_ms:.2f} | {over_topk:.2f} | {sent_per_k:.2f} | {wire_bytes:,} | "
@@ -65,13 +70,13 @@ def methods(
     )
 
 
-def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
+def time_method_parts(name: str, n: int, repeats: int, device: torch.device) -> Record:
     """Return medians of rank 0's steps after the first ones, and their ratios to torch.topk."""
-    method = build_method(name, DENSITY)
-    topk_clock = Clock(device, "wall")
+    method = build_global_method(name, DENSITY)
+    topk_clock = CallTimer(device, "wall")
 
     def run_steps(comm: virtual.VirtualComm) -> list[tuple[dict[str, float], StepReport]]:
-        wait = partial(synchronise, device)
+        wait = partial(synchronise_if_cuda, device)
         timer = PhaseTimer("serialised", time.perf_counter, wait, keep_spans=lambda step: True)
         parameter = Parameter(torch.empty(n // ROW_LENGTH, ROW_LENGTH, device=device))
         aggregator = Aggregator(method, [("p", parameter)], InstrumentedComm(comm, timer), timer)
@@ -82,25 +87,25 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
         for _ in range(SETTLING_STEPS + repeats):
             aggregator.gradients.flat.copy_(gradient)
             if comm.rank == 0:
-                with topk_clock.timing("topk"):
+                with topk_clock.time_block("topk"):
                     k = max(1, int(DENSITY * len(gradient)))
                     torch.abs(gradient, out=magnitudes).topk(k, sorted=False)
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
-            (sample,) = timer.finish_window_and_split_waits(lambda own_samples: [own_samples])
-            steps.append((sum_parts(sample.spans), report))
+            (sample,) = timer.finish_window_and_split_waits(lambda samples: [samples])
+            steps.append((sum_seconds_by_part(sample.spans), report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return steps[SETTLING_STEPS:]
 
     parts, reports = zip(*virtual.run(WORKERS, run_steps)[0], strict=True)
-    topk_ms = [call.wall_ms for call in topk_clock.read()[SETTLING_STEPS:]]
+    topk_ms = [call.wall_ms for call in topk_clock.read_and_clear()[SETTLING_STEPS:]]
     ratios = [1e3 * sum(step.values()) / ms for step, ms in zip(parts, topk_ms, strict=True)]
     gc.collect()
     return {
         **{f"{part}_ms": 1e3 * statistics.median(step[part] for step in parts) for part in PARTS},
         "topk_ms": statistics.median(topk_ms),
-        "over_topk": summarise_spread(ratios),
+        "over_topk": summarise_median_and_range(ratios),
         "sent_per_k": reports[-1].selected / int(DENSITY * n),
         "wire_bytes": reports[-1].wire_bytes,
         "host_syncs": reports[-1].host_syncs,
@@ -108,7 +113,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
     }
 
 
-def sum_parts(spans: list[tuple[str, float, float]]) -> dict[str, float]:
+def sum_seconds_by_part(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     """Return the seconds of each part.
 
     Selecting after the exchange is retaining. Waits and transfers belong to the network, and are left out.

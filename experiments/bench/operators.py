@@ -60,7 +60,7 @@ def operators(
     if repeats < 0:
         raise ValueError(f"--repeats {repeats}: must be 1 or more")
     torch.set_num_threads(threads)
-    calls = make_calls(n, k, device)
+    calls = make_operator_calls(n, k, device)
     unknown = set(only) - set(calls)
     if unknown:
         raise ValueError(f"--only {', '.join(sorted(unknown))}: there are: {', '.join(calls)}")
@@ -72,7 +72,7 @@ def operators(
         "threads": threads, "n": n, "k": k, "repeats": repeats,
     }  # fmt: skip
     for name in only or calls:
-        times_ms = time_calls(calls[name], repeats, device == "cuda")
+        times_ms = time_call_ms(calls[name], repeats, device == "cuda")
         median_ms = statistics.median(times_ms)
         numbers = {
             "median_ms": median_ms,
@@ -85,7 +85,7 @@ def operators(
     return 0
 
 
-def make_calls(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
+def make_operator_calls(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
     """Return a call of each operator; selections are by magnitude, as the published code's are."""
     torch.manual_seed(0)
     magnitudes = torch.randn(n, device=device).abs()
@@ -99,7 +99,7 @@ def make_calls(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def time_calls(call: Callable[[], object], repeats: int, is_cuda: bool) -> list[float]:
+def time_call_ms(call: Callable[[], object], repeats: int, is_cuda: bool) -> list[float]:
     """Return milliseconds of each call: on a GPU between events, without the host's part; else by a clock."""
     for _ in range(WARM_UP_CALLS):
         call()

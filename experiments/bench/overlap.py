@@ -14,16 +14,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 import sparsify
-from experiments.bench._launches import LaunchPlan, Variant, run_launches, time_variants
-from experiments.bench._runner import Benchmark, Record, summarise_spread
+from experiments.bench._launches import LaunchPlan, TimedVariant, run_launches, time_variants
+from experiments.bench._runner import Benchmark, Record, summarise_median_and_range
 from experiments.bench._step_variants import (
     Step,
-    StepSetup,
-    make_distributed_step,
-    make_registered_step,
-    topk_of_scope,
+    TrainingStepSetup,
+    make_distributed_optimizer_step,
+    make_registered_ddp_step,
+    make_topk_factory,
 )
-from experiments.bench._timing import describe_workers
+from experiments.bench._timing import describe_single_thread_workers
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import CollectiveCost, Link
@@ -92,16 +92,18 @@ def overlap(
     def measure(case: Record) -> Iterator[Record]:
         (report,) = run_launches(plan_overlap, 1, workers, repeats, **training, **sweep)
         for row in report["rows"]:
-            with_ms, without_ms = (report["samples_ms"][name]["wall"] for name in variant_names(row))
+            with_ms, without_ms = (
+                report["samples_ms"][name]["wall"] for name in overlap_and_plain_variant_names(row)
+            )
             yield row | {
-                "without_ms": summarise_spread(without_ms),
-                "with_ms": summarise_spread(with_ms),
-                "without_over_with": summarise_spread([*map(truediv, without_ms, with_ms)]),
+                "without_ms": summarise_median_and_range(without_ms),
+                "with_ms": summarise_median_and_range(with_ms),
+                "without_over_with": summarise_median_and_range([*map(truediv, without_ms, with_ms)]),
                 "samples_ms": [*zip(without_ms, with_ms, strict=True)],
             }
 
     return Benchmark(
-        machine=describe_workers(f"{workers} workers of 1 thread"),
+        machine=describe_single_thread_workers(f"{workers} workers of 1 thread"),
         description=f"{network}, {batch} images a worker; {LINK}",
         cases=[{"link": LINK, **training}],
         settings={**sweep, "workers": workers, "repeats": repeats},
@@ -121,7 +123,7 @@ def overlap(
     )
 
 
-def variant_names(row: Record) -> tuple[str, str]:
+def overlap_and_plain_variant_names(row: Record) -> tuple[str, str]:
     """Return the names of a row's variants with overlap and without."""
     name = f"{row['row']} at {row['asked_ratio']:g}"
     return f"{name}, overlap", name
@@ -129,13 +131,15 @@ def variant_names(row: Record) -> tuple[str, str]:
 
 def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
     """Measure a backward pass, and plan to time pairs of steps over links that are slow beside it."""
-    setup = StepSetup(options.network, 0, options.density, options.bucket_mb, comm.rank, options.batch)
+    setup = TrainingStepSetup(
+        options.network, 0, options.density, options.bucket_mb, comm.rank, options.batch
+    )
     backward_s = measure_backward_s(comm, setup)
-    variants = dict[str, Variant]()
+    variants = dict[str, TimedVariant]()
     rows = list[Record]()
     for name in options.rows:
-        delayed, step = make_step(name, setup, overlap=False)
-        overlap_delayed, overlap_step = make_step(name, setup, overlap=True)
+        delayed, step = make_delayed_step(name, setup, overlap=False)
+        overlap_delayed, overlap_step = make_delayed_step(name, setup, overlap=True)
         for _ in range(SETTLING_STEPS):
             overlap_step()
             delayed.total_cost = CollectiveCost(0, 0)
@@ -153,32 +157,38 @@ def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
                 "link_mbit_per_s": 8e-6 / link.beta_s_per_byte,
             }
             rows.append(row)
-            overlap_name, plain_name = variant_names(row)
-            variants[overlap_name] = Variant(overlap_step, partial(setattr, overlap_delayed, "link", link))
-            variants[plain_name] = Variant(step, partial(setattr, delayed, "link", link))
-    return LaunchPlan(variants, lambda: {"rows": rows}, groups=[variant_names(row) for row in rows])
+            overlap_name, plain_name = overlap_and_plain_variant_names(row)
+            variants[overlap_name] = TimedVariant(
+                overlap_step, partial(setattr, overlap_delayed, "link", link)
+            )
+            variants[plain_name] = TimedVariant(step, partial(setattr, delayed, "link", link))
+    return LaunchPlan(
+        variants,
+        lambda: {"rows": rows},
+        adjacent_groups=[overlap_and_plain_variant_names(row) for row in rows],
+    )
 
 
-def measure_backward_s(comm: Comm, setup: StepSetup) -> float:
+def measure_backward_s(comm: Comm, setup: TrainingStepSetup) -> float:
     """Return the median seconds of a backward pass of the slowest worker, without averaging."""
-    model, loss_of = setup.make_model()
+    model, loss_of = setup.make_model_and_loss()
     losses = list[Tensor]()
-    variant = Variant(lambda: losses.pop().backward(), lambda: losses.append(loss_of(model)))
+    variant = TimedVariant(lambda: losses.pop().backward(), lambda: losses.append(loss_of(model)))
     samples = time_variants(comm, LaunchPlan({"backward": variant}), CALIBRATION_TURNS, seed=0)
     return statistics.median(samples["backward"]["wall"]) / 1e3
 
 
-def make_step(name: str, setup: StepSetup, overlap: bool) -> tuple[DelayedComm, Step]:
+def make_delayed_step(name: str, setup: TrainingStepSetup, overlap: bool) -> tuple[DelayedComm, Step]:
     """Return a training step of a row, and the communicator that it uses."""
     comm = DelayedComm(TorchComm.with_new_group())
     setup = replace(setup, comm=comm)
     if name == "topk-register":
-        return comm, make_registered_step(setup, topk_of_scope("layer"), overlap, setup.bucket_mb)
-    make_method = make_dense_buckets if name == "dense-distribute" else topk_of_scope(None)
-    return comm, make_distributed_step(setup, make_method, overlap)
+        return comm, make_registered_ddp_step(setup, make_topk_factory("layer"), overlap, setup.bucket_mb)
+    make_method = make_dense_method_of_buckets if name == "dense-distribute" else make_topk_factory(None)
+    return comm, make_distributed_optimizer_step(setup, make_method, overlap)
 
 
-def make_dense_buckets(setup: StepSetup) -> Method:
+def make_dense_method_of_buckets(setup: TrainingStepSetup) -> Method:
     method: Method = sparsify.build("dense", scope=setup.bucket_mb)
     return method
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from experiments.bench import SIZES, Device
-from experiments.bench._runner import Benchmark, Record, summarise_spread
+from experiments.bench._runner import Benchmark, Record, summarise_median_and_range
 from experiments.bench._timing import (
     DEFAULT_REPEATS,
     Call,
-    Clock,
-    capture_graph,
-    choose_device,
-    describe_machine,
+    CallTimer,
+    capture_cuda_graph,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
     explain_lack_of_memory,
-    time_in_turns,
+    time_calls_in_turns,
 )
 from sparsify.ranges import PositiveInt
 
@@ -35,12 +35,13 @@ def roofs(
         repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
         device: cpu or cuda; by default cuda where there is a GPU.
     """
-    on = choose_device(device)
+    on = choose_device_and_set_threads(device)
     repeats = repeats or DEFAULT_REPEATS[on.type]
 
     def measure(case: Record) -> Iterator[Record]:
         size = case["n"]
-        if why := explain_lack_of_memory(HELD_BYTES * size, on):
+        why = explain_lack_of_memory(HELD_BYTES * size, on)
+        if why:
             yield {"why": why}
             return
         source = torch.full((size,), 1e-3, device=on)
@@ -51,14 +52,16 @@ def roofs(
             "read": lambda: source.sum(),
         }
         if on.type == "cuda":
-            calls = {name: capture_graph(call) for name, call in calls.items()}
-        times = time_in_turns(calls, Clock(on), repeats).wall_ms
+            calls = {name: capture_cuda_graph(call) for name, call in calls.items()}
+        times = time_calls_in_turns(calls, CallTimer(on), repeats).wall_ms
         yield {
-            name: summarise_spread([1e-6 * TRAFFIC_BYTES[name] * size / ms for ms in by_turn.values()])
+            name: summarise_median_and_range(
+                [1e-6 * TRAFFIC_BYTES[name] * size / ms for ms in by_turn.values()]
+            )
             for name, by_turn in times.items()
         }
 
-    machine = describe_machine(on)
+    machine = describe_machine_and_code(on)
     return Benchmark(
         machine=machine,
         cases=[{"n": size} for size in n],

@@ -14,8 +14,8 @@ from experiments.bench._compared_rows import (
     BYTE_TERMS,
     FLOORS,
     SELECT_ROWS,
-    STANDARD_SELECTION,
-    Selection,
+    STANDARD_SELECTION_CASE,
+    SelectionCase,
 )
 from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
 from experiments.bench._pages import SELECT_PAGE
@@ -23,21 +23,25 @@ from experiments.bench._runner import (
     WRONG,
     Benchmark,
     Record,
-    check_names,
-    round_to_digits,
-    summarise_spread,
+    check_known_names,
+    round_to_significant_digits,
+    summarise_median_and_range,
     summarise_turn_ratios,
-    summarise_turns,
+    summarise_turn_times,
 )
 from experiments.bench._select_comparison import (
-    RowTimes,
+    RowSamples,
     SelectionComparison,
     cache_flush_bytes,
-    leave_out_large_rows,
+    mark_rows_beyond_memory,
 )
 from experiments.bench._select_steps import STEP_KINDS
 from experiments.bench._targets import Target
-from experiments.bench._timing import DEFAULT_REPEATS, choose_device, describe_machine
+from experiments.bench._timing import (
+    DEFAULT_REPEATS,
+    choose_device_and_set_threads,
+    describe_machine_and_code,
+)
 from experiments.config.folders import ResultFolders
 from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
 from sparsify.types import num_selected
@@ -105,49 +109,58 @@ def select(
         flush: MiB that are read before each step; by default more than the last cache holds.
         gradients: folder where gradients of the networks are kept.
     """
-    check_names("row", rows, STEP_KINDS)
+    check_known_names("row", rows, STEP_KINDS)
     names = [name for name in STEP_KINDS if name in (rows or STEP_KINDS)]
     cases = plan_cases(n, density, distribution)
-    on = choose_device(device, threads)
+    on = choose_device_and_set_threads(device, threads)
     folder = Path(gradients) if gradients else ResultFolders().results / "bench" / "gradients"
     flush_bytes = cache_flush_bytes(on) if flush is None else flush * 2**20
     repeats = repeats or DEFAULT_REPEATS[on.type]
 
     def measure(case: Record) -> Iterator[Record]:
-        selection = Selection(**case)
-        times_by_row = {name: RowTimes() for name in names}
+        selection = SelectionCase(**case)
+        samples_by_row = {name: RowSamples() for name in names}
         source = "Not run"
         faults = dict[str, str]()
-        if leave_out_large_rows(selection, times_by_row, on, flush_bytes):
-            comparison = SelectionComparison(selection, times_by_row, set(rows), flush_bytes, folder, on)
-            faults = comparison.run(repeats, seconds)
+        mark_rows_beyond_memory(selection, samples_by_row, on, flush_bytes)
+        if not all(samples.why_not_run for samples in samples_by_row.values()):
+            comparison = SelectionComparison(selection, samples_by_row, set(rows), flush_bytes, folder, on)
+            faults = comparison.time_rows_and_find_faults(repeats, seconds)
             source = comparison.inputs.source
             del comparison  # and its memory
         for name in names:
-            yield make_row(selection, name, times_by_row, source, on.type) | {WRONG: faults.get(name)}
+            yield make_row_record(selection, name, samples_by_row, source, on.type) | {
+                WRONG: faults.get(name)
+            }
         if on.type == "cuda":
             torch.cuda.empty_cache()
 
     return Benchmark(
-        machine=describe_machine(on),
+        machine=describe_machine_and_code(on),
         description=f"{repeats} repetitions, fewer of rows that take long; before each step "
         f"{flush_bytes >> 20} MiB are read",
         cases=[case._asdict() for case in cases],
         settings={"rows": names, "repeats": repeats, "seconds": seconds, "flush_bytes": flush_bytes},
         measure=measure,
-        case_title=lambda case: str(Selection(**case)),
-        format_rows=lambda case_rows: f"{case_rows[0]['source']}\n\n{SELECT_PAGE.format_table(case_rows)}",
-        summarise=summarise,
-        targets=lambda result: TARGETS[on.type] if case_of(result) == STANDARD_SELECTION else (),
-        draw=SELECT_PAGE.draw,
+        case_title=lambda case: str(SelectionCase(**case)),
+        format_rows=lambda case_rows: (
+            f"{case_rows[0]['source']}\n\n{SELECT_PAGE.format_case_table(case_rows)}"
+        ),
+        summarise=summarise_ratios,
+        targets=lambda result: (
+            TARGETS[on.type] if selection_case_of(result) == STANDARD_SELECTION_CASE else ()
+        ),
+        draw=SELECT_PAGE.draw_device,
     )
 
 
-def case_of(record: Record) -> Selection:
-    return Selection(*(record[field] for field in Selection._fields))
+def selection_case_of(record: Record) -> SelectionCase:
+    return SelectionCase(*(record[field] for field in SelectionCase._fields))
 
 
-def plan_cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str]) -> list[Selection]:
+def plan_cases(
+    n: Sequence[int], density: Sequence[float], distribution: Sequence[str]
+) -> list[SelectionCase]:
     """Return every combination of the options, or the default plan without any.
 
     Raises:
@@ -156,8 +169,8 @@ def plan_cases(n: Sequence[int], density: Sequence[float], distribution: Sequenc
     names = list[str]()
     for name in distribution:
         names += NETWORKS if name == REAL else [name]
-    check_names("distribution", names, [*DISTRIBUTIONS, REAL])
-    size, share, normal = STANDARD_SELECTION
+    check_known_names("distribution", names, [*DISTRIBUTIONS, REAL])
+    size, share, normal = STANDARD_SELECTION_CASE
     if n or density or names:
         plan = [*product(n or (size,), density or (share,), names or (normal,))]
     else:
@@ -166,62 +179,64 @@ def plan_cases(n: Sequence[int], density: Sequence[float], distribution: Sequenc
             *product((size,), DENSITIES, (normal,)),
             *product((NUMEL_OF_OTHER_DISTRIBUTIONS,), (share,), DISTRIBUTIONS[1:]),
         ]
-    cases = list[Selection]()
+    cases = list[SelectionCase]()
     for size, share, name in plan:
         real_size = NETWORKS[name].num_parameters if name in NETWORKS else size
-        cases.append(Selection(real_size, share, name))
+        cases.append(SelectionCase(real_size, share, name))
     return list(dict.fromkeys(cases))
 
 
-def make_row(
-    case: Selection, name: str, times_by_row: dict[str, RowTimes], source: str, device: str
+def make_row_record(
+    case: SelectionCase, name: str, samples_by_row: dict[str, RowSamples], source: str, device: str
 ) -> Record:
     """Return the record of a row."""
     n = case.n
     k = num_selected(n, case.density)
-    times = times_by_row[name]
+    samples = samples_by_row[name]
     row: Record = {
         "k": k, "source": source, "row": name, "what": SELECT_ROWS[name]["what"],
         "exact": STEP_KINDS[name].is_exact,
     }  # fmt: skip
-    if not times.wall_ms:
-        return row | {"why": times.why_not_run}
-    repeats = len(times.wall_ms)
-    stats = times.stats
-    selected = statistics.mean(times.num_selected) if times.num_selected else None
+    if not samples.wall_ms_by_turn:
+        return row | {"why": samples.why_not_run}
+    repeats = len(samples.wall_ms_by_turn)
+    stats = samples.stats
+    selected = statistics.mean(samples.selected_counts) if samples.selected_counts else None
     candidates = stats.candidates / stats.steps if stats.steps else None
-    bytes_per_element, bytes_words = count_traffic(
+    bytes_per_element, bytes_words = count_traffic_bytes_per_element(
         name, device, 2 if case.distribution == FIRST_TIED else FLOAT_BYTES, selected=(selected or 0) / n,
-        candidates=(candidates or 0) / n, thresholds=times.num_host_syncs / repeats,
+        candidates=(candidates or 0) / n, thresholds=samples.num_host_syncs / repeats,
     )  # fmt: skip
-    spread = summarise_spread([*times.wall_ms.values()])
+    spread = summarise_median_and_range([*samples.wall_ms_by_turn.values()])
     row |= {
-        "kernel": times.kernel,
+        "kernel": samples.kernel_name,
         "repeats": repeats,
         **{f"{number}_ms": spread[number] for number in ("median", "low", "high")},
         "spread": spread["spread"],
-        "cpu_ms": summarise_turns(times.cpu_ms),
+        "cpu_ms": summarise_turn_times(samples.cpu_ms_by_turn),
     }
-    for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):
-        own_ms = getattr(times, field)
+    for clock, field in (("", "wall_ms_by_turn"), ("cpu_", "cpu_ms_by_turn")):
+        row_ms = getattr(samples, field)
         for other in (*FLOORS, *EAGER_ROWS):
-            other_ms = getattr(times_by_row.get(other), field, None)
+            other_ms = getattr(samples_by_row.get(other), field, None)
             if other in FLOORS:
-                row[f"{clock}over_{other}"] = summarise_turn_ratios(own_ms, other_ms)
+                row[f"{clock}over_{other}"] = summarise_turn_ratios(row_ms, other_ms)
             else:
-                row[f"{clock}{other}_over"] = summarise_turn_ratios(other_ms, own_ms)
+                row[f"{clock}{other}_over"] = summarise_turn_ratios(other_ms, row_ms)
     return row | {
         "bytes_per_element": None if bytes_per_element is None else round(bytes_per_element, 3),
         "bytes_words": bytes_words,
         "fallback_rate": stats.fallbacks / stats.steps if stats.steps else None,
         "candidates_over_k": None if candidates is None else round(candidates / k, 4),
-        "host_syncs": times.num_host_syncs / repeats,
+        "host_syncs": samples.num_host_syncs / repeats,
         "selected_over_k": None if selected is None else round(selected / k, 4),
-        "samples_ms": [round_to_digits(ms) for ms in times.wall_ms.values()],
+        "samples_ms": [round_to_significant_digits(ms) for ms in samples.wall_ms_by_turn.values()],
     }
 
 
-def count_traffic(row: str, device: str, gradient_bytes: int, **counts: float) -> tuple[float | None, str]:
+def count_traffic_bytes_per_element(
+    row: str, device: str, gradient_bytes: int, **counts: float
+) -> tuple[float | None, str]:
     """Return the bytes of memory traffic per element that a row's algorithm causes, and their sum in words.
 
     They are None where they are not counted. The terms are in select_rows.yaml.
@@ -238,11 +253,11 @@ def count_traffic(row: str, device: str, gradient_bytes: int, **counts: float) -
     return nbytes, " + ".join(words.format(**counts) for _, _, words in terms)
 
 
-def summarise(rows: list[Record]) -> Record:
+def summarise_ratios(rows: list[Record]) -> Record:
     """Return the ratios of the standard case, or of the first where that was not measured."""
-    cases = [case_of(row) for row in rows]
-    case = STANDARD_SELECTION if STANDARD_SELECTION in cases else cases[0]
-    row_by_name = {row["row"]: row for row in rows if case_of(row) == case}
+    cases = [selection_case_of(row) for row in rows]
+    case = STANDARD_SELECTION_CASE if STANDARD_SELECTION_CASE in cases else cases[0]
+    row_by_name = {row["row"]: row for row in rows if selection_case_of(row) == case}
     is_cpu = rows[0]["device"] == "cpu"
     ratios = Record()
     cpu_ratios = Record()

@@ -11,9 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sparsify
-from experiments.bench._launches import CLOCKS, LaunchPlan, Variant, compare_with_base, run_launches
+from experiments.bench._launches import (
+    CLOCKS,
+    LaunchPlan,
+    TimedVariant,
+    compare_variants_with_base,
+    run_launches,
+)
 from experiments.bench._runner import Benchmark, Record
-from experiments.bench._timing import describe_workers
+from experiments.bench._timing import describe_single_thread_workers
 from sparsify.comm import Comm
 from sparsify.method import Method
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -69,10 +75,10 @@ def shard(
             plan_sharded_steps, launches, replicas * shards, turns,
             **size, mesh_shape=(replicas, shards), methods=ways,
         )  # fmt: skip
-        yield from compare_with_base(reports, HSDP)
+        yield from compare_variants_with_base(reports, HSDP)
 
     return Benchmark(
-        machine=describe_workers(f"{replicas * shards} workers of 1 thread"),
+        machine=describe_single_thread_workers(f"{replicas * shards} workers of 1 thread"),
         description=f"a transformer of {layers} layers of {width}, {replicas} replicas of {shards} shards; "
         f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"replicas": replicas, "shards": shards, **size, "turns": turns}],
@@ -94,7 +100,7 @@ def plan_sharded_steps(comm: Comm, options: Any) -> LaunchPlan:
     """Plan to time the steps of HSDP and of all methods."""
     mesh = init_device_mesh("cpu", options.mesh_shape, mesh_dim_names=("replicate", "shard"))
     return LaunchPlan({
-        name: Variant(make_sharded_step(name, mesh, options)) for name in (HSDP, *options.methods)
+        name: TimedVariant(make_sharded_step(name, mesh, options)) for name in (HSDP, *options.methods)
     })  # fmt: skip
 
 

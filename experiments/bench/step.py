@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from experiments.bench._compared_rows import AROUND_ROWS, DDP
-from experiments.bench._launches import CLOCKS, compare_with_base, run_launches
+from experiments.bench._launches import CLOCKS, compare_variants_with_base, run_launches
 from experiments.bench._pages import STEP_PAGE, step_case_title
-from experiments.bench._runner import Benchmark, Record, check_names, summarise_spread
-from experiments.bench._step_plans import plan_around_search, plan_counts, plan_whole_steps
+from experiments.bench._runner import Benchmark, Record, check_known_names, summarise_median_and_range
+from experiments.bench._step_plans import count_step_operators, plan_times_around_search, plan_whole_steps
 from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, NetworkName
 from experiments.bench._targets import Target
-from experiments.bench._timing import describe_workers
+from experiments.bench._timing import describe_single_thread_workers
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 Part: TypeAlias = Literal["time", "counts", "around"]
@@ -73,7 +73,7 @@ def step(
         bucket_mb: scope of the rows whose scope is in MB.
         layers: number of layers of linears.
     """
-    check_names("way", ways, STEP_MAKERS)
+    check_known_names("way", ways, STEP_MAKERS)
     timed = [name for name in STEP_MAKERS if name == DDP or name in (ways or STEP_MAKERS)]
     counted = [name for name in timed if name == DDP or ("topk" in name and "overlap" not in name)]
     sizes = {name: sum(p.numel() for p in NETWORKS[name].make(layers).parameters()) for name in networks}
@@ -81,7 +81,11 @@ def step(
     cases = list[Record]()
     for name in networks if "time" in parts else ():
         network = NETWORKS[name]
-        training = {"batch": network.batch, "shape": [*network.shape], "turns": turns or network.turns}
+        training = {
+            "batch": network.batch_per_worker,
+            "shape": [*network.sample_shape],
+            "turns": turns or network.default_turns,
+        }
         for size in workers:
             cases.append({"part": "time", "network": name, "workers": size, **training, "density": density})
     for name in networks if "counts" in parts else ():
@@ -89,7 +93,7 @@ def step(
     if "around" in parts:
         cases.append({
             "part": "around", "network": largest, "workers": 1,
-            "turns": turns or NETWORKS["resnet50"].turns, "density": DENSITY_AROUND_SEARCH,
+            "turns": turns or NETWORKS["resnet50"].default_turns, "density": DENSITY_AROUND_SEARCH,
         })  # fmt: skip
     for case in cases:
         if case["network"] == "linears":
@@ -100,33 +104,33 @@ def step(
             "network": case["network"], "layers": layers, "density": case["density"], "bucket_mb": bucket_mb
         }  # fmt: skip
         if case["part"] == "counts":
-            (report,) = run_launches(plan_counts, 1, case["workers"], **options, ways=counted)
-            yield from count_rows(report["counts"])
+            (report,) = run_launches(count_step_operators, 1, case["workers"], **options, ways=counted)
+            yield from rows_of_step_counts(report["counts"])
         elif case["part"] == "time":
             reports = run_launches(
                 plan_whole_steps, launches, case["workers"], case["turns"], **options, ways=timed
             )
-            yield from compare_with_base(reports, DDP)
+            yield from compare_variants_with_base(reports, DDP)
         else:
             yield from around_search_rows(
-                run_launches(plan_around_search, launches, 1, case["turns"], **options)
+                run_launches(plan_times_around_search, launches, 1, case["turns"], **options)
             )
 
     return Benchmark(
-        machine=describe_workers("1 thread a process"),
+        machine=describe_single_thread_workers("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
         settings={"ways": timed, "launches": launches, "bucket_mb": bucket_mb, "layers": layers},
         measure=measure,
         case_title=step_case_title,
-        format_rows=STEP_PAGE.format_table,
-        summarise=summarise,
-        targets=lambda result: targets(result) if layers == LAYERS and largest == "resnet50" else (),
-        draw=STEP_PAGE.draw,
+        format_rows=STEP_PAGE.format_case_table,
+        summarise=summarise_by_network,
+        targets=lambda result: list_targets(result) if layers == LAYERS and largest == "resnet50" else (),
+        draw=STEP_PAGE.draw_device,
     )
 
 
-def count_rows(counts: Mapping[str, Record]) -> Iterator[Record]:
+def rows_of_step_counts(counts: Mapping[str, Record]) -> Iterator[Record]:
     """Yield the row of each variant, with the number of DDP's buckets, each of which is one collective."""
     for name, numbers in counts.items():
         yield {"row": name, "ddp_buckets": counts[DDP]["collectives"], **numbers}
@@ -135,9 +139,9 @@ def count_rows(counts: Mapping[str, Record]) -> Iterator[Record]:
 def around_search_rows(reports: Sequence[Record]) -> Iterator[Record]:
     """Yield the row of the in-place add, and of the parts of a step that are compared with it."""
     first = reports[0]
-    rows = {row["row"]: row for row in compare_with_base(reports, "add")}
+    rows = {row["row"]: row for row in compare_variants_with_base(reports, "add")}
     ratios = [report["candidates_over_k"] for report in reports if report["candidates_over_k"] is not None]
-    rows["aggregate"]["candidates_over_k"] = summarise_spread(ratios) if ratios else None
+    rows["aggregate"]["candidates_over_k"] = summarise_median_and_range(ratios) if ratios else None
     over_add = rows["around"]["cpu_over_add"]
     bounds = {name: round(BYTES_PER_ADDED_ELEMENT * over_add[name], 3) for name in ("median", "low", "high")}
     rows["around"] |= {
@@ -149,7 +153,7 @@ def around_search_rows(reports: Sequence[Record]) -> Iterator[Record]:
         yield {**rows[name], "n": first["n"]}
 
 
-def summarise(rows: list[Record]) -> Record:
+def summarise_by_network(rows: list[Record]) -> Record:
     """Return ratios and counts by network and variant, of the fewest workers that were timed."""
     timed = [row for row in rows if row["part"] == "time"]
     fewest_workers = min((row["workers"] for row in timed), default=1)
@@ -161,10 +165,14 @@ def summarise(rows: list[Record]) -> Record:
     return {
         "torch": rows[0]["torch"],
         "workers": fewest_workers,
-        **{f"{clock}_over_ddp": nest_by_network(compared, f"{clock}_over_ddp") for clock in CLOCKS},
+        **{
+            f"{clock}_over_ddp": value_by_network_and_variant(compared, f"{clock}_over_ddp")
+            for clock in CLOCKS
+        },
         "ddp_buckets": {row["network"]: row["ddp_buckets"] for row in counted},
         **{
-            field: nest_by_network(counted, field) for field in ("collectives", "operations", "around_search")
+            field: value_by_network_and_variant(counted, field)
+            for field in ("collectives", "operations", "around_search")
         },
         "aggregate_over_add": aggregate.get("cpu_over_add"),
         "around_over_add": whole.get("cpu_over_add"),
@@ -174,7 +182,7 @@ def summarise(rows: list[Record]) -> Record:
     }
 
 
-def nest_by_network(rows: Sequence[Record], field: str) -> dict[str, dict[str, Any]]:
+def value_by_network_and_variant(rows: Sequence[Record], field: str) -> dict[str, dict[str, Any]]:
     """Return a field of the rows that have it, by network and variant."""
     values = dict[str, dict[str, Any]]()
     for row in rows:
@@ -183,7 +191,7 @@ def nest_by_network(rows: Sequence[Record], field: str) -> dict[str, dict[str, A
     return values
 
 
-def targets(result: Record) -> list[Target]:
+def list_targets(result: Record) -> list[Target]:
     """Return all targets, with a bound on collectives where the number of DDP's buckets is known."""
     buckets = result["ddp_buckets"].get("resnet50")
     if buckets is None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 from experiments import figures as all_figures
 from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from experiments.commands._arguments import Items
-from experiments.commands._drawing import load_readable_figures, print_figure, redraw_all
+from experiments.commands._drawing import load_readable_figures, print_figure_results, redraw_recorded_figures
 from experiments.commands._messages import say
 from experiments.config.folders import ResultFolders
 
 GROUP = "results"
 # The figures that are drawn from a benchmark's records.
-DRAW_BY_BENCHMARK = {"select": SELECT_PAGE.redraw, "step": STEP_PAGE.redraw}
+DRAW_BY_BENCHMARK = {"select": SELECT_PAGE.draw_every_device, "step": STEP_PAGE.draw_every_device}
 
 
 def figures(words: Items) -> int:
@@ -24,10 +24,12 @@ def figures(words: Items) -> int:
     folders = ResultFolders()
     items = [all_figures.find_item(word) for word in words if word not in DRAW_BY_BENCHMARK]
     chosen_figures = [all_figures.load(item) for item in items]
-    drawn, are_all_written = redraw_all(folders, chosen_figures or ([] if words else load_readable_figures()))
+    drawn, are_all_written = redraw_recorded_figures(
+        folders, chosen_figures or ([] if words else load_readable_figures())
+    )
     for figure in drawn:
         if chosen_figures:
-            print_figure(figure)
+            print_figure_results(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")
     benchmark_pictures = [

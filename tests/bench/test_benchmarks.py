@@ -32,8 +32,8 @@ def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> Non
         return [{"n": n, "buckets": buckets, "torch_over_fused": {"median": median}} for n, median in ratios]
 
     measured = rows((64, 1.2), (1000, 0.8), (1000, 3.0), (5000, 1.1), (9000, 2.0))
-    assert auto.find_crossing([*measured, *rows((10**6, 0.9), buckets=54)]) == 5000
-    assert auto.find_crossing([*measured, *rows((9000, 0.9))]) is None
+    assert auto.find_least_n_where_fused_pays([*measured, *rows((10**6, 0.9), buckets=54)]) == 5000
+    assert auto.find_least_n_where_fused_pays([*measured, *rows((9000, 0.9))]) is None
 
 
 @pytest.mark.extended
@@ -79,10 +79,10 @@ def test_methods_are_timed_beside_topk_for_advise_to_read(
     assert min(parts_ms) >= 0
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
     config = compose.resolve(["cluster=local", "link=ethernet_1g", "workers=4"]).as_dict()
-    benched = KnownTimes(config, ResultFolders()).benchmark_select_times(
+    benched = KnownTimes(config, ResultFolders()).read_benchmarked_select_times(
         40_000
     )  # stored runs, where there are any, come first
-    assert benched["dgc"].middle == pytest.approx(2e-3 * sum(parts_ms))
+    assert benched["dgc"].middle_s == pytest.approx(2e-3 * sum(parts_ms))
     assert benched["dgc"].source == "make bench BENCH=methods, n = 20,000"
 
 
@@ -107,7 +107,7 @@ torch.manual_seed(0)
 for numbers, k in (
     (torch.randn(2500).abs(), 7), (torch.randint(0, 3, (1500,)).float(), 900), (torch.zeros(1024), 1)
 ):
-    chosen = _single_block_topk.find_largest(numbers, k)
+    chosen = _single_block_topk.find_largest_indices(numbers, k)
     assert len(set(chosen.tolist())) == k
     assert torch.equal(numbers[chosen].sort().values, numbers.topk(k).values.sort().values)
 """

@@ -13,8 +13,14 @@ import pytest
 import torch
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import WRONG, Benchmark, Record, summarise_spread, summarise_turn_ratios
-from experiments.bench._timing import Clock, time_in_turns
+from experiments.bench._runner import (
+    WRONG,
+    Benchmark,
+    Record,
+    summarise_median_and_range,
+    summarise_turn_ratios,
+)
+from experiments.bench._timing import CallTimer, time_calls_in_turns
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
 from tests.bench.conftest import lines_of
@@ -30,7 +36,9 @@ class Toy:
         self.results = results
         self.measured = list[int]()
         self.fails_at: int | None = None
-        self.rows: list[Record] = [{"row": row, "ms": summarise_spread([1.0, 2.0])} for row in ("a", "b")]
+        self.rows: list[Record] = [
+            {"row": row, "ms": summarise_median_and_range([1.0, 2.0])} for row in ("a", "b")
+        ]
 
     def measure(self, case: Record) -> Iterator[Record]:
         self.measured.append(case["n"])
@@ -98,7 +106,7 @@ def test_a_row_that_must_not_be_fails_the_benchmark(toy: Toy, capsys: pytest.Cap
 
 
 def test_a_spread_is_of_percentiles_where_there_are_enough_samples_and_a_ratio_of_shared_ones() -> None:
-    found = summarise_spread([float(i) for i in range(101)])
+    found = summarise_median_and_range([float(i) for i in range(101)])
     assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
     slow, fast = {2: 8.0, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.0}
     assert summarise_turn_ratios(slow, fast) == {
@@ -114,8 +122,8 @@ def test_a_spread_is_of_percentiles_where_there_are_enough_samples_and_a_ratio_o
 def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
     made = list[str]()
     calls = {name: lambda name=name: made.append(name) for name in "abc"}
-    clock = Clock(torch.device("cpu"), "wall")
-    times = time_in_turns(
+    clock = CallTimer(torch.device("cpu"), "wall")
+    times = time_calls_in_turns(
         calls, clock, 9, prepare=lambda name: made.append("-"), warm_up=2, min_turns=3, seconds=0
     )
     assert [len(by_turn) for by_turn in times.wall_ms.values()] == [3, 3, 3]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.bench import step
-from experiments.bench._launches import compare_with_base
+from experiments.bench._launches import compare_variants_with_base
 from experiments.bench._operator_count import OperatorCounter
 from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from tests.bench.conftest import Benched, call_bench, last_of
@@ -45,7 +45,7 @@ def test_the_last_line_has_the_ratios_and_the_collectives_that_laws_fix(stepped:
 
 
 def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
-    rows, (start,) = STEP_PAGE.read(stepped.store)
+    rows, (start,) = STEP_PAGE.read_rows_and_invocations(stepped.store)
     assert "host" not in start["provenance"]
     timed = [row for row in rows if row["part"] == "time"]
     assert [row["row"] for row in timed] == CHOSEN
@@ -60,7 +60,7 @@ def test_shipped_records_are_drawn_as_they_were(name: str, tmp_path: Path) -> No
     """Some are older than the fields that rows have today."""
     shipped = ROOT / "results" / "shipped"
     (store,) = (shipped / "bench").glob(f"{name}-*.jsonl")
-    {"select": SELECT_PAGE, "step": STEP_PAGE}[name].draw(store, tmp_path)
+    {"select": SELECT_PAGE, "step": STEP_PAGE}[name].draw_device(store, tmp_path)
     page = f"{store.stem}.md"
     assert (tmp_path / page).read_text() == (shipped / "figures" / page).read_text()
 
@@ -74,7 +74,7 @@ def test_ratios_are_taken_within_turns_and_reported_over_launches() -> None:
         }
         for factor in (2, 3, 5)
     ]
-    _, own = compare_with_base([{"samples_ms": samples} for samples in launches], "ddp")
+    _, own = compare_variants_with_base([{"samples_ms": samples} for samples in launches], "ddp")
     ratio = own["cpu_over_ddp"]
     assert (ratio["low"], ratio["median"], ratio["high"], ratio["n"]) == (2, 3, 5, 3)
     assert own["wall_over_ddp"]["median"] == pytest.approx(1.1)
@@ -86,7 +86,7 @@ def test_targets_are_judged_by_medians_and_buckets_set_one_of_them() -> None:
         "cpu_over_ddp": {"linears": {"register_topk_layer": ratio}}, "ddp_buckets": {"resnet50": 5},
         "collectives": {"resnet50": {"register_topk_layer": 162}}, "aggregate_over_add": None,
     }  # fmt: skip
-    first, *others, last = [target.verdict(line) for target in step.targets(line)]
+    first, *others, last = [target.verdict_sentence(line) for target in step.list_targets(line)]
     sentence = "at most 1.3 wanted, 1.3 [0.1, 9], n = 5 measured: met"
     assert first == f"cpu_over_ddp linears register_topk_layer: {sentence}"
     assert {sentence.rpartition(", ")[2] for sentence in others} == {"not measured"}
@@ -98,10 +98,10 @@ def test_operators_are_counted_with_the_bytes_that_they_move() -> None:
     with OperatorCounter() as count:
         a.view(2, -1).unbind()
         torch.empty(N)
-    assert (count.operations, count.nbytes) == (0, 0)
+    assert (count.num_operations, count.nbytes) == (0, 0)
     with OperatorCounter() as count:
         a.add_(b)  # two read, one written
         a.zero_()  # one written
         a.copy_(b)  # one read, one written
         torch._foreach_add_([a, b], others)  # four read, two written
-    assert (count.operations, count.nbytes) == (4, 12 * 4 * N)
+    assert (count.num_operations, count.nbytes) == (4, 12 * 4 * N)

@@ -88,11 +88,11 @@ def compare_launches() -> None:
     import triton
     from triton.runtime.driver import driver
 
-    from experiments.bench.launch import replace_gpu
+    from experiments.bench.launch import install_compile_only_driver
     from sparsify.kernels import triton_group_search, triton_launcher, triton_search
 
     recorder = Recorder()
-    replace_gpu(make_start=recorder)
+    install_compile_only_driver(make_start=recorder)
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = triton_search.TritonKernel(acc[:N])
     together = triton_group_search.TritonGroupKernel([acc[:N], acc[N : 2 * N]])

@@ -78,7 +78,7 @@ def test_kernels_are_compiled_for_every_generation_to_lean_machine_code() -> Non
 
 def check_all() -> None:
     """Print the names of the kernels, whose machine code is checked for each generation."""
-    from experiments.bench.launch import replace_gpu
+    from experiments.bench.launch import install_compile_only_driver
     from sparsify.core import host_sync
     from sparsify.kernels import triton_group_search, triton_search
 
@@ -92,7 +92,7 @@ def check_all() -> None:
         "neither aligned": (acc[1:], grad[1:]),
     }
     for capability in CAPABILITIES:
-        replace_gpu(capability)
+        install_compile_only_driver(capability)
         names = set[str]()
         for case, (own, added) in inputs.items():
             if case == "float32" or capability == 90:
