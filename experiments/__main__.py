@@ -125,10 +125,10 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
         return partial(_run_without_command, words)
     command = words[position]
     rest = [*words[:position], *words[position + 1 :]]
-    if command not in commands.names():
-        raise ValueError(describe_unknown("command", command, commands.names()))
+    if command not in commands.command_names():
+        raise ValueError(describe_unknown("command", command, commands.command_names()))
     asks = not {"-h", "--help"}.isdisjoint(rest)
-    parser = commands.make_parser(command, rest, has_meanings=asks)
+    parser = commands.make_parser(command, rest, with_help=asks)
     if asks:
         from experiments.commands._help import explain_words
 
@@ -174,7 +174,7 @@ def _prepare_process() -> None:
 
 
 if __name__ == "__main__":
-    line = environment.completion_line()
+    line = environment.command_line_to_complete()
     if line is not None:
         from experiments.commands.completion import complete
 

@@ -19,8 +19,8 @@ from experiments.commands.collect import (
     README_END,
     VERDICTS,
     VERDICTS_PAGE,
-    judge_shipped,
-    readme_verdicts,
+    judge_shipped_figures,
+    readme_verdicts_markdown,
 )
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
@@ -85,7 +85,7 @@ def test_commands_are_understood() -> None:
     for line in lines | inline:
         shipped = line.replace("cluster=mine", "cluster=generic_slurm")  # whose copy the README calls mine
         command, *words = shlex.split(shipped.partition(" | ")[0], comments=True)
-        assert command in commands.names(), line
+        assert command in commands.command_names(), line
         commands.make_parser(command).parse_words([word for word in words if word != "--help"])
         if line in lines and command in WITH_RUNS:
             assert requested_runs([word for word in words if word[0] != "-"]), line
@@ -146,9 +146,9 @@ def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
 @pytest.mark.registering
 def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     folders = ResultFolders()
-    rows = judge_shipped(folders)
+    rows = judge_shipped_figures(folders)
     shown = README.partition(README_BEGIN)[2].partition(README_END)[0]
-    assert shown.strip() == readme_verdicts(rows).strip()
+    assert shown.strip() == readme_verdicts_markdown(rows).strip()
     assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
 

@@ -1,7 +1,7 @@
 """Schemas of each file of results: read with these, it is typed and in range, or refused.
 
 Fields that are not named here may be there as well; older records lack those that have a default. A number of
-a step or an epoch is its `Field` here and the line that measures it: frames, tables, outcomes of runs and
+a step or an epoch is its `FieldDescription` here and the line that measures it: frames, tables, outcomes of runs and
 docs/records.md follow. One that is measured and not named is read, too: as a column of unknown meaning.
 """
 
@@ -27,33 +27,33 @@ Duration = Annotated[float, Meta(ge=0, lt=1e10)]
 Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[^/\x00-\x1f]{1,255}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}(_[0-9]{1,10})?\Z")]  # of SLURM, of an array's task
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
-Timestamp = Annotated[datetime, Meta(tz=True)]  # of `records.now`
+Timestamp = Annotated[datetime, Meta(tz=True)]  # of `store.utc_timestamp`
 DONE, DIVERGED = "done", "diverged"  # what people are told of an attempt that is whole
 RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
 
 
-class Field(Struct, frozen=True):
-    """A recorded fact: a number in a log's line, a column of a table."""
+class FieldDescription(Struct, frozen=True):
+    """A description of a recorded fact: of a number in a log's line, of a column of a table."""
 
     unit: str = ""  # empty: a word, a text, or a number without one
     meaning: str = ""
-    of_run: bool = False  # is it an outcome of a run, too: the mean over its steps, or its last epoch's?
+    is_run_outcome: bool = False  # of a run, too: the mean over its steps, or its last epoch's
     since: str = ""  # the day from which on it is recorded; tables of before lack it
-    was: str = ""  # its name until it got this one: records of before are read
-    implied: Any = UNSET  # what it is in records of before it was recorded, where that can be told
-    type: Dtype = TEXT  # of its column; of lines of logs it follows from the schema
-    exact: bool = False  # does it need more than the seven digits of a float32?
+    former_name: str = ""  # its name until it got this one: records of before are read
+    implied_value: Any = UNSET  # what it is in records of before it was recorded, where that can be told
+    dtype: Dtype = TEXT  # of its column; of lines of logs it follows from the schema
+    needs_float64: bool = False  # or are the seven digits of a float32 enough?
 
 
-def field_descriptions_by_name(line: type[Struct]) -> dict[str, Field]:
-    """Return the fields of a kind of line by name, first those that every line has."""
+def field_descriptions_by_name(line: type[Struct]) -> dict[str, FieldDescription]:
+    """Return the described fields of a kind of log line, by name; required fields come first."""
     field_by_name = {}
     for info in sorted(structs.fields(line), key=lambda info: not info.required):
         kind, *marks = get_args(info.type)
         for field in marks:
-            if isinstance(field, Field):
+            if isinstance(field, FieldDescription):
                 whole = int in (kind, *get_args(kind)) and info.required
-                field_by_name[info.name] = structs.replace(field, type=INTEGER if whole else NUMBER)
+                field_by_name[info.name] = structs.replace(field, dtype=INTEGER if whole else NUMBER)
     return field_by_name
 
 
@@ -65,7 +65,7 @@ class FileFacts(Struct, frozen=True):
 
 
 class Resumption(Struct, frozen=True):
-    """Place at which a record continues after an interruption."""
+    """A step at which a record continues after an interruption."""
 
     step: WholeNumber
     at: Timestamp | None = None
@@ -86,7 +86,7 @@ class WorkerHost(Struct, frozen=True):
 
 
 class MachineFacts(Struct, frozen=True):
-    """Findings of experiments/worker/hardware.py."""
+    """Findings of experiments/worker/hardware.py on the machines of a run."""
 
     mismatch: list[str] = []
     crowded: list[str] = []  # workers that share cores
@@ -108,7 +108,7 @@ class Provenance(Struct, frozen=True):
 
 
 class SelectionKernelFacts(Struct, frozen=True):
-    """Kernel that searched for what to send: `training.loop.searched`."""
+    """The kernel that selected what to send, in how many steps, and how often its guess was wrong."""
 
     kernel: str | None = None
     steps: WholeNumber = 0
@@ -125,7 +125,7 @@ class VariantFacts(Struct, frozen=True):
 
 
 class AlternationEnd(Struct, frozen=True):
-    """End of the turns of a run's variants: `training.alternation.Ended`."""
+    """The end of the turns that a run's variants took: why, when, how precise."""
 
     stopped: Literal["half-width", "limit", "signal"] | None = None
     half_width: Finite | None = None
@@ -134,7 +134,7 @@ class AlternationEnd(Struct, frozen=True):
 
 
 class MemoryPeak(Struct, frozen=True):
-    """The most memory that rank 0's process had: `worker.memory.peak`."""
+    """The most memory that rank 0's process had."""
 
     host_gib: Finite | None = None
     gpu_gib: Finite | None = None
@@ -149,7 +149,7 @@ class Divergence(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """run.json: an attempt's state, times and provenance."""
+    """The state, times and provenance of an attempt: run.json."""
 
     state: RunState
     schema: int = 0
@@ -185,19 +185,19 @@ class Manifest(Struct, frozen=True):
 
 
 class NamedSettings(Struct, frozen=True):
-    """A choice, which has a name."""
+    """Settings of which only the name is looked into."""
 
     name: Name
 
 
 class ClusterSettings(Struct, frozen=True):
-    """The kind of cluster that was asked for."""
+    """Settings of a cluster that say its kind."""
 
     where: Name
 
 
 class TaskSettings(NamedSettings, frozen=True):
-    """The task, and what outcomes are computed from."""
+    """Settings of a task that name it, or that outcomes are computed from."""
 
     batch_size: WholeNumber | None = None
 
@@ -255,20 +255,29 @@ class RunRowCells(Struct, frozen=True):
 
 
 class StepOrEpochLine(Struct, frozen=True, gc=False):
-    """Numbers that are recorded of every step, and their means over the steps of an epoch."""
+    """Numbers in the lines of steps, whose means over an epoch are in the lines of epochs."""
 
     wire_bytes: Annotated[
-        FiniteOrNone, Field("B", "that the worker put on the wire", of_run=True, exact=True)
+        FiniteOrNone,
+        FieldDescription("B", "that the worker put on the wire", is_run_outcome=True, needs_float64=True),
     ] = None
-    host_syncs: Annotated[FiniteOrNone, Field("", "how often the host waited for the device")] = None
+    host_syncs: Annotated[FiniteOrNone, FieldDescription("", "how often the host waited for the device")] = (
+        None
+    )
     sent_density: Annotated[
-        FiniteOrNone, Field("", "share of the elements that the worker sent", of_run=True, was="density")
+        FiniteOrNone,
+        FieldDescription(
+            "", "share of the elements that the worker sent", is_run_outcome=True, former_name="density"
+        ),
     ] = None
     update_density: Annotated[
-        FiniteOrNone, Field("", "share of the elements that the update changed", of_run=True)
+        FiniteOrNone,
+        FieldDescription("", "share of the elements that the update changed", is_run_outcome=True),
     ] = None
     density: FiniteOrNone = None  # the older name of `sent_density`
-    more: dict[str, float | str | bool | None] | None = None  # what no field is for: see `log.with_more`
+    more: dict[str, float | str | bool | None] | None = (
+        None  # what no field is for: see `log.gather_unknown_fields`
+    )
 
 
 class StepLine(
@@ -282,38 +291,44 @@ class StepLine(
 ):
     """A line of a rank's log: one step."""
 
-    step: Annotated[WholeNumber, Field("", "counted from 0")]
-    epoch: Annotated[WholeNumber, Field("", "counted from 1")]
-    start_s: Annotated[Finite, Field("s", "when it began, by the worker's own clock", exact=True)]
-    step_s: Annotated[Duration, Field("s", "how long it took")]
+    step: Annotated[WholeNumber, FieldDescription("", "counted from 0")]
+    epoch: Annotated[WholeNumber, FieldDescription("", "counted from 1")]
+    start_s: Annotated[
+        Finite, FieldDescription("s", "when it began, by the worker's own clock", needs_float64=True)
+    ]
+    step_s: Annotated[Duration, FieldDescription("s", "how long it took")]
     phases: dict[str, Finite] = {}
     spans: list[tuple[str, Finite, Finite]] = []
-    residual_norm: Annotated[float | None, Field("", "Euclidean norm of what it owes")] = None
-    loss: Annotated[float | None, Field("", "training loss of its batch")] = None  # NaN where it diverged
-    lr: Annotated[FiniteOrNone, Field("", "learning rate")] = None
+    residual_norm: Annotated[float | None, FieldDescription("", "Euclidean norm of what it owes")] = None
+    loss: Annotated[float | None, FieldDescription("", "training loss of its batch")] = (
+        None  # NaN where it diverged
+    )
+    lr: Annotated[FiniteOrNone, FieldDescription("", "learning rate")] = None
     block: Annotated[
         WholeNumber | None,
-        Field("", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND_VERSION_DAY),
+        FieldDescription(
+            "", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND_VERSION_DAY
+        ),
     ] = None
     messages: Annotated[
         FiniteOrNone,
-        Field(
+        FieldDescription(
             "",
             "latency terms of its collectives, as its backend carries them out",
-            of_run=True,
+            is_run_outcome=True,
             since=SECOND_VERSION_DAY,
         ),
     ] = None
     predicted_s: Annotated[
         FiniteOrNone,
-        Field(
+        FieldDescription(
             "s",
             "that they should take on the emulated link as found; 0 without one",
             since=SECOND_VERSION_DAY,
         ),
     ] = None
     stops: Annotated[
-        FiniteOrNone, Field("", "how often a worker was suspended in it", since="2026-11-24")
+        FiniteOrNone, FieldDescription("", "how often a worker was suspended in it", since="2026-11-24")
     ] = None
     variant: Name | None = None
 
@@ -329,26 +344,40 @@ class EpochLine(
 ):
     """A line of a rank's log: one epoch, as the worker that validated saw it."""
 
-    epoch: Annotated[WholeNumber, Field("", "counted from 1")]
-    step: Annotated[WholeNumber, Field("steps", "made until then")]
+    epoch: Annotated[WholeNumber, FieldDescription("", "counted from 1")]
+    step: Annotated[WholeNumber, FieldDescription("steps", "made until then")]
     train_loss: Annotated[
-        float | None, Field("", "mean training loss since the last validation", of_run=True)
+        float | None,
+        FieldDescription("", "mean training loss since the last validation", is_run_outcome=True),
     ] = None
-    val_loss: Annotated[float | None, Field("", "validation loss", of_run=True)] = None
-    val_top1: Annotated[FiniteOrNone, Field("%", "validation accuracy", of_run=True)] = None
-    val_top5: Annotated[FiniteOrNone, Field("%", "the right class among the first five", of_run=True)] = None
-    wall_s: Annotated[FiniteOrNone, Field("s", "spent in steps until then")] = None
+    val_loss: Annotated[float | None, FieldDescription("", "validation loss", is_run_outcome=True)] = None
+    val_top1: Annotated[FiniteOrNone, FieldDescription("%", "validation accuracy", is_run_outcome=True)] = (
+        None
+    )
+    val_top5: Annotated[
+        FiniteOrNone, FieldDescription("%", "the right class among the first five", is_run_outcome=True)
+    ] = None
+    wall_s: Annotated[FiniteOrNone, FieldDescription("s", "spent in steps until then")] = None
     captured_energy: Annotated[
-        FiniteOrNone, Field("", "share of the squared norm that was sent, mean", since=SECOND_VERSION_DAY)
+        FiniteOrNone,
+        FieldDescription("", "share of the squared norm that was sent, mean", since=SECOND_VERSION_DAY),
     ] = None
     test_loss: Annotated[
         float | None,
-        Field("", "loss on the test set, of runs with held-out data", of_run=True, since=SECOND_VERSION_DAY),
+        FieldDescription(
+            "",
+            "loss on the test set, of runs with held-out data",
+            is_run_outcome=True,
+            since=SECOND_VERSION_DAY,
+        ),
     ] = None
     test_top1: Annotated[
         FiniteOrNone,
-        Field(
-            "%", "accuracy on the test set, of runs with held-out data", of_run=True, since=SECOND_VERSION_DAY
+        FieldDescription(
+            "%",
+            "accuracy on the test set, of runs with held-out data",
+            is_run_outcome=True,
+            since=SECOND_VERSION_DAY,
         ),
     ] = None
     variant: Name | None = None
@@ -360,7 +389,7 @@ SLICES = 64  # of a tensor, in which is counted what was selected
 REGIONS = (1, 10, 100, 1000)  # elements of a region
 
 
-class SelectionLookLine(Struct, frozen=True, tag_field="kind", tag="look"):
+class SelectionObservationLine(Struct, frozen=True, tag_field="kind", tag="look"):
     """A line of rank 0's log: what `experiments.training.selection_observers` saw of one tensor in one step."""
 
     step: WholeNumber
@@ -375,24 +404,24 @@ class SelectionLookLine(Struct, frozen=True, tag_field="kind", tag="look"):
             raise ValueError(f"{len(self.values)} values for {len(self.xs)} places")
 
 
-LogLine = StepLine | EpochLine | SelectionLookLine
+LogLine = StepLine | EpochLine | SelectionObservationLine
 
 
 class CachedBatchDigests(Struct, frozen=True):
-    """Content of digests.json: digests of the files of a cached batch."""
+    """Sizes and digests of the files of a cached batch of runs: its digests.json."""
 
     files: dict[Name, FileFacts]
 
 
 class PublishedTableDigests(Struct, frozen=True):
-    """digests.json beside tables of published facts: what they were when they were written, and from what."""
+    """Sizes and digests of tables of published facts, and their source: digests.json beside them."""
 
     source: str
     files: dict[Name, FileFacts]
 
 
 class RunIdList(Struct, frozen=True):
-    """Runs that a figure was drawn from."""
+    """The ids of the runs that a figure was drawn from, or that a sweep asked for."""
 
     runs: list[Name]
 
@@ -412,7 +441,7 @@ class SweepArray(Struct, frozen=True):
 
 
 class Sweep(Struct, frozen=True):
-    """sweep.json: what was submitted."""
+    """The arrays of jobs that were submitted for a sweep: sweep.json."""
 
     name: Name
     created: str
@@ -421,7 +450,7 @@ class Sweep(Struct, frozen=True):
 
 
 class SlurmJobRecord(Struct, frozen=True):
-    """job.json: SLURM's id of an attempt's job, the cluster that has it, who submitted it there."""
+    """SLURM's id of an attempt's job, the cluster that has it, the user who submitted it: job.json."""
 
     id: JobId | None = None
     cluster: Annotated[str, Meta(pattern=r"\A[\w.-]{1,64}\Z")] | None = None
@@ -429,7 +458,7 @@ class SlurmJobRecord(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """progress.json: how far a start is."""
+    """The step that a running attempt has reached, and its newest loss and accuracy: progress.json."""
 
     step: WholeNumber = 0
     steps: WholeNumber | None = None

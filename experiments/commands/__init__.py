@@ -52,12 +52,12 @@ GLOBAL_OPTION_HELP = {
 }
 
 
-def names() -> list[str]:
+def command_names() -> list[str]:
     """Return the names of all commands, in the order of lists."""
     return [*LISTED_FIRST, *(name for name in REGISTRY.names() if name not in LISTED_FIRST)]
 
 
-def parameter_sources(name: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
+def parameter_sources(command: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
     """Return the entries whose parameters a command takes: its own, and that of the benchmark of `bench`.
 
     Args:
@@ -66,18 +66,18 @@ def parameter_sources(name: str, words: Sequence[str]) -> list[tuple[Registry, s
     Raises:
         ValueError: there is no such benchmark.
     """
-    benchmarks = [word for word in words if not word.startswith("-")] if name == "bench" else []
+    benchmarks = [word for word in words if not word.startswith("-")] if command == "bench" else []
     for benchmark in benchmarks[:1]:
         BENCHMARKS.check_name(benchmark)
-    return [(REGISTRY, name), *((BENCHMARKS, benchmark) for benchmark in benchmarks[:1])]
+    return [(REGISTRY, command), *((BENCHMARKS, benchmark) for benchmark in benchmarks[:1])]
 
 
-def make_parser(name: str, words: Sequence[str] = (), has_meanings: bool = False) -> CommandParser:
+def make_parser(name: str, words: Sequence[str] = (), *, with_help: bool = False) -> CommandParser:
     """Return the parser of a command's words and options.
 
     Args:
         words: behind the command.
-        has_meanings: describe each word and option, for help.
+        with_help: describe each word and option, for help.
 
     Raises:
         BrokenFile: the command's file can't be read, or has no function of its name.
@@ -90,7 +90,7 @@ def make_parser(name: str, words: Sequence[str] = (), has_meanings: bool = False
     )
     for registry, entry in sources:
         parser.add_parameters(
-            registry.parameters(entry), parameter_meanings(registry, entry) if has_meanings else {}
+            registry.parameters(entry), parameter_meanings(registry, entry) if with_help else {}
         )
     return parser
 
@@ -102,7 +102,8 @@ def import_command(name: str) -> Callable[..., int]:
         ValueError: a launcher such as mpirun has started several processes of a command that is for one.
         BrokenFile: the file can't be imported.
     """
-    if name in STARTING_WORKERS and (group := environment.find_launcher_group()) is not None:
+    group = environment.find_launcher_group() if name in STARTING_WORKERS else None
+    if group is not None:
         raise ValueError(
             f"{group.launcher} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.launcher}, or make a single run with `run`"
@@ -113,7 +114,7 @@ def import_command(name: str) -> Callable[..., int]:
 def overview_text() -> str:
     """Return the list of all commands by groups, each with the first line of its help."""
     summaries_by_group: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
-    for name in names():
+    for name in command_names():
         group = "here"
         try:
             group = str(read_constant(REGISTRY.folder / f"{name}.py", "GROUP") or group)

@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
             SystemExit: the words ask for help, which was printed.
         """
         if self.takes_settings:
-            words = convert_sbatch_options(words)
+            words = fold_sbatch_options(words)
         arguments, unknown_words = self.parse_known_intermixed_args(words)
         for word in unknown_words:
             command = self.prog.removeprefix(PROGRAM).strip()
@@ -96,11 +96,11 @@ class CommandParser(argparse.ArgumentParser):
         return vars(arguments)
 
 
-def convert_sbatch_options(words: Sequence[str]) -> list[str]:
+def fold_sbatch_options(words: Sequence[str]) -> list[str]:
     """Return the words with those behind `--`, which are options of sbatch, as one setting."""
     if "--" not in words:
         return [*words]
-    from experiments.config.grammar import format_setting  # Hydra comes with it
+    from experiments.config.grammar import format_hydra_value  # Hydra comes with it
 
     place = words.index("--")
     options = list[str]()
@@ -109,10 +109,10 @@ def convert_sbatch_options(words: Sequence[str]) -> list[str]:
             options[-1] += f"={word}"  # sbatch knows --account=research and --account research
         else:
             options.append(word)
-    return [*words[:place], *([f"cluster.more_sbatch={format_setting(options)}"] if options else [])]
+    return [*words[:place], *([f"cluster.more_sbatch={format_hydra_value(options)}"] if options else [])]
 
 
-def split_own_words(words: Sequence[str], type_by_key: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def parse_own_words(words: Sequence[str], type_by_key: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the words key=value that only this command knows, and the other words.
 
     Args:

@@ -72,12 +72,12 @@ class ClusterObservations:
         """The facts that the tasks of all probes found."""
         return [facts for node_probe in self.probes for facts in node_probe.facts]
 
-    def nodes_by_fact(self, read: Callable[[NodeFacts], V]) -> dict[V, str]:
+    def node_names_by_fact(self, read: Callable[[NodeFacts], V]) -> dict[V, str]:
         """Return the names of the nodes by the value that their facts have; of several tasks the last."""
         return _join_names_by_value({facts.node: read(facts) for facts in self.facts})
 
 
-def check_cluster(observed: ClusterObservations) -> list[Finding]:
+def judge_cluster(observed: ClusterObservations) -> list[Finding]:
     """Return the findings of all checks; of two that give a field of the cluster's file, the last counts."""
     return [finding for check in CHECKS for finding in check(observed)]
 
@@ -87,7 +87,7 @@ def _check_probes(observed: ClusterObservations) -> Iterator[Finding]:
         if not node.is_usable:
             yield Finding("note", node.name, f"not asked: SLURM has it as {node.state}")
     for node_probe in observed.probes:
-        if not node_probe.is_well:
+        if not node_probe.has_all_facts:
             yield Finding(_fault_verdict(node_probe.why), node_probe.node, node_probe.why)
     names = sorted({facts.node for facts in observed.facts})
     if names:
@@ -96,7 +96,7 @@ def _check_probes(observed: ClusterObservations) -> Iterator[Finding]:
 
 def _check_python(observed: ClusterObservations) -> Iterator[Finding]:
     fields = {"python": observed.cluster.python} if observed.cluster and observed.cluster.python else {}
-    for version, nodes in observed.nodes_by_fact(lambda facts: facts.python).items():
+    for version, nodes in observed.node_names_by_fact(lambda facts: facts.python).items():
         yield Finding("works", "Python", f"{version} on {nodes}", fields)
 
 
@@ -104,24 +104,24 @@ def _check_containers(observed: ClusterObservations) -> Iterator[Finding]:
     wanted = observed.config.container
     if observed.container_fault:
         yield Finding("FAULT", "container", f"on this machine: {observed.container_fault}")
-    for why, nodes in observed.nodes_by_fact(lambda facts: facts.container).items():
+    for why, nodes in observed.node_names_by_fact(lambda facts: facts.container).items():
         if why:
             yield Finding("FAULT", "container", f"{nodes}: {why}")
         elif isinstance(wanted, Container):
             yield Finding("works", "container", f"container={wanted.name} starts on {nodes}")
     if not isinstance(wanted, Container):
-        for runtime, nodes in observed.nodes_by_fact(lambda facts: facts.runtime).items():
+        for runtime, nodes in observed.node_names_by_fact(lambda facts: facts.runtime).items():
             there = f"{runtime or 'neither apptainer nor singularity'} is there"
             yield Finding("works", "container", f"none was asked for; {there}, on {nodes}")
 
 
 def _check_network(observed: ClusterObservations) -> Iterator[Finding]:
-    for address, nodes in observed.nodes_by_fact(lambda facts: " and ".join(facts.name)).items():
+    for address, nodes in observed.node_names_by_fact(lambda facts: " and ".join(facts.name)).items():
         if observed.cluster and (not address or address.startswith("127.")):
             means = f"own name resolves to {address or 'nothing'}"
             text = f"of {nodes}: their {means}, so workers go by the interface that reaches the others"
             yield Finding("note", "names", text)
-    for why, nodes in observed.nodes_by_fact(lambda facts: facts.closed).items():
+    for why, nodes in observed.node_names_by_fact(lambda facts: facts.closed).items():
         if why:
             yield Finding("note", "ports", f"{nodes}: {why}")
     group = observed.group_test
@@ -204,7 +204,7 @@ def _check_gpus(observed: ClusterObservations) -> Iterator[Finding]:
 
 
 def _check_locks(observed: ClusterObservations) -> Iterator[Finding]:
-    for lock, nodes in observed.nodes_by_fact(lambda facts: facts.lock).items():
+    for lock, nodes in observed.node_names_by_fact(lambda facts: facts.lock).items():
         verdict, text = LOCK_FINDINGS.get(lock, UNOPENED)
         yield Finding(verdict, "locks", text.format(nodes=nodes, lock=lock))
 

@@ -36,7 +36,7 @@ def explain_words(command: str, words: Sequence[str]) -> str:
     kinds = {kind for parameter in parameters.values() for kind in word_kinds(parameter.allowed)}
     choice_words = [word for word in words if word.partition("=")[0] in choices.GROUPS]
     if WordKind.SETTING in kinds and choice_words:
-        return _explain_choices(command, dict(map(grammar.split_word, choice_words)))
+        return _explain_choices(command, dict(map(grammar.split_key_value, choice_words)))
     parts = []
     if WordKind.ITEM in kinds:
         parts.append(f"items:\n{format_two_columns(_read_item_titles(), ITEM_COLUMNS)}")
@@ -47,7 +47,7 @@ def explain_words(command: str, words: Sequence[str]) -> str:
         for group in choices.GROUPS:
             options = {
                 option: choices.describe_option(group, option).partition("\n\n")[0]
-                for option in choices.options(group)
+                for option in choices.option_names(group)
             }
             parts.append(f"{group}=\n{format_two_columns(options, OPTION_COLUMNS)}")
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
@@ -71,7 +71,7 @@ def _list_settings() -> Iterator[str]:
     """Yield the settings of each part of the configuration, with the values of a bare `run`."""
     config = compose.resolve([])
     keys_by_part = defaultdict[str, list[str]](list)
-    for key in compose.settable_types_of(config):
+    for key in compose.settable_type_by_key(config):
         keys_by_part[key.rpartition(".")[0].partition(".")[0]].append(key)
     hints = get_type_hints(Config)
     for part, keys in keys_by_part.items():
@@ -96,12 +96,12 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
         if group in OVERRIDING_GROUPS:
             keys = [
                 key
-                for key in compose.settable_types_of(config)
+                for key in compose.settable_type_by_key(config)
                 if config.get_setting(key) != default_config.get_setting(key)
             ]
         else:
             prefix = PREFIX_BY_GROUP.get(group, f"{group}.")
-            keys = [key for key in compose.settable_types_of(config) if key.startswith(prefix)]
+            keys = [key for key in compose.settable_type_by_key(config) if key.startswith(prefix)]
         if keys:
             parts.append(f"settings:\n{_describe_settings(config, keys)}")
     return "\n".join([*parts, f"`{command} --help` has all others\n"])
@@ -109,7 +109,7 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
 
 def _describe_settings(config: Config, keys: Collection[str]) -> str:
     """Return a line or more for each setting: key=value, its meaning and the allowed values."""
-    type_by_key = compose.settable_types_of(config)
+    type_by_key = compose.settable_type_by_key(config)
     meaning_by_key = dict[str, str]()
     for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
         parameters = parameter_meanings(choices.REGISTRIES[group], getattr(config, group).name)

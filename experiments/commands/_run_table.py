@@ -12,10 +12,10 @@ from analysis.records import loading
 from analysis.records.columns import IMPLIED_SETTINGS, OUTCOME_LABELS
 from analysis.records.configs import (
     ALWAYS_SHOWN,
-    select_distinguishing_leaves,
     flatten,
     format_setting,
-    short_name,
+    select_distinguishing_leaves,
+    short_leaf_name,
 )
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import is_missing, run_states
@@ -162,7 +162,9 @@ def make_run_table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     if other_settings:
         columns[OTHER_SETTINGS] = other_settings
     units = {
-        title.listed: title.unit + title.per for title in OUTCOME_LABELS.values() if title.listed in columns
+        labels.column_heading: labels.unit + labels.unit_suffix
+        for labels in OUTCOME_LABELS.values()
+        if labels.column_heading in columns
     }
     note = _describe_simulated(runs[runs["step_s"].notna()]) if "step" in columns else ""
     return Table("", pd.DataFrame(columns, dtype=object), units, note)
@@ -184,15 +186,15 @@ def _describe_simulated(timed: pd.DataFrame) -> str:
 
 
 def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
-    """Return the outcomes that some runs have, by title; the loss only of runs without an accuracy."""
+    """Return the outcomes that some runs have, by column heading; the loss only of runs without an accuracy."""
     columns = {}
-    for name, title in OUTCOME_LABELS.items():
-        if title.listed and name in runs:
-            values = title.factor * pd.to_numeric(runs[name])
+    for name, labels in OUTCOME_LABELS.items():
+        if labels.column_heading and name in runs:
+            values = labels.display_factor * pd.to_numeric(runs[name])
             if name == "val_loss" and "val_top1" in runs:
                 values = values.where(runs["val_top1"].isna())
             if values.notna().any():
-                columns[title.listed] = values.tolist()
+                columns[labels.column_heading] = values.tolist()
     return columns
 
 
@@ -205,10 +207,10 @@ def _setting_columns(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     for leaf in leaves:
         texts = [_leaf_text(config, leaf) for config in configs]
         if len(leaves) <= MAX_SETTING_COLUMNS or leaf in ALWAYS_SHOWN:
-            columns[short_name(leaf)] = texts
+            columns[short_leaf_name(leaf)] = texts
             continue
         for words, text in zip(shared, texts, strict=True):
-            words += [] if text is None else [f"{short_name(leaf)}={text}"]
+            words += [] if text is None else [f"{short_leaf_name(leaf)}={text}"]
     if any(shared):
         columns[OTHER_SETTINGS] = [" ".join(words) for words in shared]
     return columns

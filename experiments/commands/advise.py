@@ -10,7 +10,7 @@ from analysis import tables
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.files import write_atomic
-from experiments.commands._arguments import SettingWords, split_own_words
+from experiments.commands._arguments import SettingWords, parse_own_words
 from experiments.commands._messages import iterate_with_progress, say
 from experiments.commands._terminal import print_table
 from experiments.config import compose
@@ -18,7 +18,7 @@ from experiments.config.folders import ResultFolders
 from experiments.config.machines import LinkSettings
 from experiments.prediction import step_times
 from experiments.prediction.known_times import ELEMENTS_BY_MODEL, RANKED_METHODS, SEARCHES_LIKE, KnownTimes
-from experiments.prediction.step_times import Prediction, Scenario, UncertainTime, rank_methods
+from experiments.prediction.step_times import Scenario, StepPrediction, UncertainTime, rank_methods
 from sparsify.comm.direct import DIRECT_ALGORITHM
 from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
@@ -87,12 +87,12 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     """
     config, values = _parse_words(words)
     known_times = KnownTimes(config, ResultFolders())
-    scenario, unranked = make_scenario(values, known_times)
+    scenario, unranked = make_scenario_and_list_unranked(values, known_times)
     model = values.get("parameters")
     if model not in ELEMENTS_BY_MODEL:
         model = str(config["task"]["name"])
     predictions = rank_methods(scenario, partial(iterate_with_progress, noun="methods"))
-    table = make_table(predictions, scenario, known_times, model, unranked)
+    table = make_prediction_table(predictions, scenario, known_times, model, unranked)
     print_table(table)
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
@@ -105,7 +105,7 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
 
 def _parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config of the words that are settings, and the values of this command's own words."""
-    values, settings = split_own_words(words, {**TYPE_BY_OWN_WORD, "inside": str})
+    values, settings = parse_own_words(words, {**TYPE_BY_OWN_WORD, "inside": str})
     inside = values.pop("inside", None)
     try:
         config = compose.resolve(settings).as_dict()
@@ -121,7 +121,9 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, values
 
 
-def make_scenario(values: Mapping[str, Any], known_times: KnownTimes) -> tuple[Scenario, list[str]]:
+def make_scenario_and_list_unranked(
+    values: Mapping[str, Any], known_times: KnownTimes
+) -> tuple[Scenario, list[str]]:
     """Return the scenario to predict, and the methods that can't be ranked.
 
     Raises:
@@ -229,7 +231,7 @@ def _find_select_times(
     values: Mapping[str, Any], known_times: KnownTimes, elements: int
 ) -> dict[str, UncertainTime]:
     """Return selection times by method: as given, as known, or of a method that searches alike."""
-    times = known_times.find_select_times(elements)
+    times = known_times.find_select_time_by_method(elements)
     for key in values:
         if key.startswith(SELECT_PREFIX) and (time := _parse_time(key, values)):
             name = key.removeprefix(SELECT_PREFIX)
@@ -246,8 +248,8 @@ def _label(method: str) -> str:
     return style.method_style(method).label
 
 
-def make_table(
-    predictions: Sequence[Prediction],
+def make_prediction_table(
+    predictions: Sequence[StepPrediction],
     scenario: Scenario,
     known_times: KnownTimes,
     model: str,
@@ -285,7 +287,7 @@ def make_table(
 def _make_note(scenario: Scenario, known_times: KnownTimes, unranked: Sequence[str]) -> str:
     """Return the sources of the numbers, and all that the predictions leave out."""
     sources = [f"computing: {scenario.compute_time.source}"]
-    sources += [f"{_label(name)}: {time.source}" for name, time in scenario.select_times.items()]
+    sources += [f"{_label(name)}: {time.source}" for name, time in scenario.select_time_by_method.items()]
     least, _, most = scenario.overlap
     parts = [
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from analysis.records.files import write_atomic
 from experiments.commands._arguments import SettingWords
-from experiments.commands._cluster_checks import VERDICTS, ClusterObservations, check_cluster
+from experiments.commands._cluster_checks import VERDICTS, ClusterObservations, judge_cluster
 from experiments.commands._messages import say
 from experiments.config import choices, compose
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import requested_profile
+from experiments.config.plan import requested_or_default_profile
 from experiments.config.run import Run
 from experiments.launch.attempt import checked_image_provenance, container_config
-from experiments.launch.examination import ClusterExamination
+from experiments.launch.examination import ClusterProber
 from slurm import commands, environment, partition
 from sparsify.ranges import Constraint, PositiveInt, format_argument
 
@@ -44,15 +44,15 @@ def doctor(
     config = _resolve_full_node(words)
     name = config.cluster.name
     file = _find_own_file(name) if write else None
-    examination = partial(ClusterExamination, config, ResultFolders(), 60 * wait_min, say)
+    examination = partial(ClusterProber, config, ResultFolders(), 60 * wait_min, say)
     if isinstance(config.cluster, SlurmCluster):
         observed = _observe_cluster(config, config.cluster, examination, nodes)
     else:
         this_machine = examination()
         probed = this_machine.probe_this_machine()
-        group = this_machine.try_group_on_this_machine() if probed.is_well else None
+        group = this_machine.try_group_on_this_machine() if probed.has_all_facts else None
         observed = ClusterObservations(config, [probed], group, _explain_no_container(config))
-    findings = check_cluster(observed)
+    findings = judge_cluster(observed)
     for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)):
         print(f"{finding.verdict:5}  {finding.subject:{SUBJECT_COLUMNS}} {finding.text}")
     fields = dict(field for finding in findings for field in finding.fields.items())
@@ -64,7 +64,7 @@ def doctor(
         if file is None:
             print(f"\n# for the file of cluster={name}; --write puts it there", *lines, sep="\n")
         else:
-            write_atomic(file, merge_fields(file.read_text(), new_fields))
+            write_atomic(file, merge_yaml_fields(file.read_text(), new_fields))
             say(f"{file} says now: {'; '.join(lines)}")
     return 1 if any(finding.verdict == "FAULT" for finding in findings) else 0
 
@@ -75,7 +75,7 @@ def _resolve_full_node(words: Sequence[str]) -> Config:
     run = (
         Run.coerce({"method": "dense", "task": "cnn_digits"})
         | requested
-        | {"profile": requested_profile(words)}
+        | {"profile": requested_or_default_profile(words)}
     )
     config = compose.resolve(run)
     if "workers" not in run.settings and isinstance(config.cluster, SlurmCluster):
@@ -84,12 +84,12 @@ def _resolve_full_node(words: Sequence[str]) -> Config:
 
 
 def _observe_cluster(
-    config: Config, cluster: SlurmCluster, examination: Callable[[], ClusterExamination], max_nodes: int
+    config: Config, cluster: SlurmCluster, examination: Callable[[], ClusterProber], max_nodes: int
 ) -> ClusterObservations:
     """Return what probes find on the nodes of the cluster's partition, and a group of two that are well."""
-    environment.use_slurm_conf(cluster.slurm_conf)
-    nodes = partition.list_nodes(cluster.partition)
-    excluded = commands.expand_nodes(cluster.exclude) if cluster.exclude else []
+    environment.set_slurm_conf_variable(cluster.slurm_conf)
+    nodes = partition.list_partition_nodes(cluster.partition)
+    excluded = commands.expand_hostlist(cluster.exclude) if cluster.exclude else []
     names = [node.name for node in nodes if node.is_usable and node.name not in excluded]
     if not names:
         states = ", ".join(f"{node.name}: {node.state}" for node in nodes)
@@ -103,13 +103,15 @@ def _observe_cluster(
     cluster_examination = examination()
     probes = cluster_examination.probe_nodes(names[:max_nodes])
     well = [
-        probe.node for probe in probes if probe.is_well and not any(facts.container for facts in probe.facts)
+        probe.node
+        for probe in probes
+        if probe.has_all_facts and not any(facts.container for facts in probe.facts)
     ]
     group = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
         group = cluster_examination.try_group_on_nodes(well[:2])
-    array_size = partition.slurm_setting("MaxArraySize") or ""
+    array_size = partition.query_slurm_setting("MaxArraySize") or ""
     return ClusterObservations(
         config,
         probes,
@@ -117,7 +119,7 @@ def _observe_cluster(
         _explain_no_container(config),
         nodes,
         int(array_size) - 1 if array_size.isdigit() else None,
-        partition.slurm_setting("AccountingStorageType"),
+        partition.query_slurm_setting("AccountingStorageType"),
     )
 
 
@@ -149,7 +151,7 @@ def _format_field(name: str, value: Any) -> str:
     return f"{name}: {format_argument(value)}"
 
 
-def merge_fields(text: str, fields: Mapping[str, Any]) -> str:
+def merge_yaml_fields(text: str, fields: Mapping[str, Any]) -> str:
     """Return a file's text with these fields, each in its old line, with its comment, or in a new one."""
     for name, value in fields.items():
         line = _format_field(name, value)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments.commands._arguments import Filters
 from experiments.commands._messages import say
-from experiments.commands._run_table import OTHER_SETTINGS, filter_runs, load_runs, make_run_table
+from experiments.commands._run_table import OTHER_SETTINGS, filter_runs, load_all_runs, make_run_table
 from experiments.commands._terminal import print_table
 from experiments.config.folders import ResultFolders
 
@@ -18,7 +18,7 @@ def list(words: Filters, *, all: bool = False) -> int:
             source=shipped, an item such as fig3, or part of a run's name.
         all: list every run, not only the newest 200.
     """
-    runs = filter_runs(load_runs(ResultFolders()), words)
+    runs = filter_runs(load_all_runs(ResultFolders()), words)
     if not len(runs):
         say("no run is meant by these words" if words else "nothing was measured yet; `run` makes a run")
         return 1 if words else 0

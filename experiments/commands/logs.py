@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments.commands._arguments import Runs
 from experiments.commands._messages import say
-from experiments.commands._named_runs import find_logs, find_newest_attempt, read_last_lines
+from experiments.commands._named_runs import find_log_files, find_newest_attempt_of_run, read_last_lines
 from experiments.config.folders import ResultFolders
 
 GROUP = "cluster"
@@ -15,8 +15,8 @@ def logs(words: Runs) -> int:
         words: part of the run's name.
     """
     folders = ResultFolders()
-    attempt = find_newest_attempt(words, folders)
-    paths = find_logs(attempt, folders)
+    attempt = find_newest_attempt_of_run(words, folders)
+    paths = find_log_files(attempt, folders)
     if not paths:
         say(f"{attempt.run_id} has no logs: it has not started, or ended well on this machine")
         return 1

@@ -63,14 +63,14 @@ def new(kind: NewFile, name: str) -> int:
         name: the name of the new figure, method, task, data set or cluster; that of a figure is
             <paper>_<item>, that of a task <network>_<data set>.
     """
-    path = write_file(kind, name, render_file(kind, name))
+    path = write_new_file(kind, name, render_new_file(kind, name))
     print(f"{path} is yours now. Next:")
     for command in next_commands(kind, name):
         print(f"  {command}")
     return 0
 
 
-def render_file(kind: NewFile, name: str, **template_values: Any) -> str:
+def render_new_file(kind: NewFile, name: str, **template_values: Any) -> str:
     """Return the text of a new file.
 
     Args:
@@ -79,7 +79,7 @@ def render_file(kind: NewFile, name: str, **template_values: Any) -> str:
     Raises:
         ValueError: there can be no file of this name.
     """
-    check_name(kind, name)
+    check_new_name(kind, name)
     if kind == "cluster":
         header = f"# The cluster {name}: change what differs, and take cluster={name}.\n"
         return header + CLUSTER.read_text().partition("\n")[2] + "".join(_list_slurm_fields())
@@ -107,7 +107,9 @@ def _list_slurm_fields() -> Iterator[str]:
             yield f"{field.name}: {ranges.format_argument(field.default)} # {meaning}\n"
 
 
-def render_comparison(name: str, title: str, runs: Sequence[Sequence[str]], axes: Mapping[str, str]) -> str:
+def render_comparison_figure(
+    name: str, title: str, runs: Sequence[Sequence[str]], axes: Mapping[str, str]
+) -> str:
     """Return the text of a file for a figure that compares these runs.
 
     Args:
@@ -115,10 +117,12 @@ def render_comparison(name: str, title: str, runs: Sequence[Sequence[str]], axes
         axes: x, y, by and ref of the figure's `analysis.comparison.Comparison`.
     """
     arguments = ", ".join(f"{axis}={_quote(value)}" for axis, value in axes.items())
-    return render_file("figure", name, heading=_quote(title), axes=arguments, runs=[*map(_format_run, runs)])
+    return render_new_file(
+        "figure", name, heading=_quote(title), axes=arguments, runs=[*map(_format_run, runs)]
+    )
 
 
-def write_file(kind: NewFile, name: str, content: str) -> Path:
+def write_new_file(kind: NewFile, name: str, content: str) -> Path:
     """Write a new file and return its path; a file that is there already is never overwritten.
 
     Raises:
@@ -143,7 +147,7 @@ def next_commands(kind: NewFile, name: str) -> list[str]:
     return [command.format(**values) for command in NEXT_COMMANDS[kind]]
 
 
-def check_name(kind: NewFile, name: str) -> None:
+def check_new_name(kind: NewFile, name: str) -> None:
     """Refuse a name that can't be, or that is taken, and say what to do instead."""
     example = f"as {EXAMPLES[kind]}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > MAX_NAME:
@@ -174,7 +178,7 @@ def _path_of_file(kind: NewFile, name: str) -> Path:
 def _taken_names(kind: NewFile) -> Collection[str]:
     if kind == "dataset":
         return dataset_files.dataset_names(FOLDERS[kind])
-    return choices.options(kind) if kind in ("method", "cluster", "task") else ()
+    return choices.option_names(kind) if kind in ("method", "cluster", "task") else ()
 
 
 def _item_name(name: str) -> str:

@@ -13,10 +13,10 @@ from experiments.commands._messages import say
 from experiments.commands._named_runs import (
     find_log_files,
     find_named_sweeps,
+    join_first_names,
     label_attempts,
     newest_attempts_in_sweeps,
     query_status_by_attempt,
-    join_first_names,
     strip_variant,
 )
 from experiments.config.folders import ResultFolders

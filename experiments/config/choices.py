@@ -34,9 +34,9 @@ KEYS_SET_BY_CHOICE = (
 )  # fmt: skip
 
 
-def settable_types(allowed: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unsettable_keys(type_by_key: Mapping[str, Any]) -> dict[str, Any]:
     """Return the types of the keys that a word can set; groups are chosen, not set."""
-    return {name: kind for name, kind in allowed.items() if name not in (*KEYS_SET_BY_CHOICE, *GROUPS)}
+    return {key: allowed for key, allowed in type_by_key.items() if key not in (*KEYS_SET_BY_CHOICE, *GROUPS)}
 
 
 def conf_folders() -> list[Path]:
@@ -61,7 +61,8 @@ def files_by_option(group: str) -> dict[str, Path]:
     path_by_option: dict[str, Path] = {}
     for folder in conf_folders():
         for path in sorted((folder / FOLDER_BY_GROUP.get(group, group)).glob("*.yaml")):
-            if path.is_file() and (first_path := path_by_option.setdefault(path.stem, path)) is not path:
+            first_path = path_by_option.setdefault(path.stem, path) if path.is_file() else path
+            if first_path is not path:
                 raise ValueError(f"{group}={path.stem} is in two files, {first_path} and {path}; rename one")
     return path_by_option
 
@@ -77,13 +78,13 @@ def values_in_cluster_files(field: str) -> set[str]:
     for path in files_by_option("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
         with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, ValueError):
-            value = yaml.safe_load(conf_files.read_yaml_text(path)).get(field)
+            value = yaml.safe_load(conf_files.read_small_yaml_text(path)).get(field)
             if value:
                 values.add(str(value))
     return values
 
 
-def options(group: str) -> list[str]:
+def option_names(group: str) -> list[str]:
     """Return the options that can follow `group=`: files of conf/<group>/ and registered methods or tasks."""
     registered = REGISTRIES[group].names() if group in REGISTRIES else []
     return sorted({*registered, *files_by_option(group)})

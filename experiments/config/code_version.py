@@ -14,8 +14,8 @@ from typing import Any
 
 from analysis.records.files import (
     PART_SUFFIX,
-    try_read_json_object,
     remove_path,
+    try_read_json_object,
     walk_entries,
     write_atomic,
     write_json,

@@ -33,19 +33,19 @@ from experiments.config.choices import (
     KEYS_SET_BY_CHOICE,
     REGISTRIES,
     conf_folders,
+    drop_unsettable_keys,
     files_by_option,
     is_task_file,
-    options,
-    settable_types,
+    option_names,
 )
-from experiments.config.conf_files import check_number_of_references, make_file_error, read_yaml_text
+from experiments.config.conf_files import check_number_of_references, make_file_error, read_small_yaml_text
 from experiments.config.config import (
     Config,
     VariantConfig,
     check_compatibility,
     check_variants,
-    setting_types_for,
-    setting_types_of,
+    setting_type_by_key,
+    setting_type_by_key_for,
 )
 from experiments.config.machines import AnyCluster, AnyContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
@@ -127,7 +127,7 @@ def _resolve_settings(settings: Mapping[str, Any]) -> Config:
                 )
             raise ValueError(
                 describe_unknown(
-                    "key", key, keys_of_same_part(key, [*GROUPS, *settable_types(composed.type_by_key)])
+                    "key", key, keys_to_suggest(key, [*GROUPS, *drop_unsettable_keys(composed.type_by_key)])
                 )
             )
         check_setting(key, value, composed.type_by_key[key], "in the shell, as KEY=\"'010'\"")
@@ -150,7 +150,7 @@ def check_settable(key: str) -> None:
         raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
 
 
-def check_setting(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
+def check_setting(key: str, value: Any, allowed: Any, quoting_hint: str) -> None:
     """Check a value as `ranges.check_value` does; say how to quote text that was read as something else."""
     try:
         check_value(key, value, allowed)
@@ -161,39 +161,40 @@ def check_setting(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
         was_read = any(isinstance(part, bool | int | float) for part in parts)
         if was_read and is_allowed(as_text if is_list else as_text[0], allowed):
             name = key.rpartition(".")[2]
-            advice = how_quoted.replace("KEY", name)
+            advice = quoting_hint.replace("KEY", name)
             raise ValueError(
                 f"{error}; what looks like a number or yes and no is text in quotes: {advice}"
             ) from None
         raise
 
 
-def check_choice(key: str, value: str) -> None:
+def check_choice(group: str, option: str) -> None:
     """Refuse an option that a group does not have, and one whose file is broken."""
-    if value not in options(key):
-        raise ValueError(describe_unknown(key, value, options(key)))
-    if key in REGISTRIES and value in REGISTRIES[key].names():
-        reason = REGISTRIES[key].reason_unreadable(value)
+    if option not in option_names(group):
+        raise ValueError(describe_unknown(group, option, option_names(group)))
+    if group in REGISTRIES and option in REGISTRIES[group].names():
+        reason = REGISTRIES[group].reason_unreadable(option)
         if reason:
             raise ValueError(reason)
 
 
-def settable_types_of(config: Config) -> dict[str, Any]:
-    """Every key that a word can set, dotted, and its type."""
-    return settable_types(setting_types_of(config))
+def settable_type_by_key(config: Config) -> dict[str, Any]:
+    """Return the type of every setting that a word can set, by its dotted key."""
+    return drop_unsettable_keys(setting_type_by_key(config))
 
 
 def config_as_yaml(config: Config) -> str:
     """Return every setting of a run as nested YAML, in the way of Hydra's `--cfg job`."""
     tree = OmegaConf.create({"method": {}, "task": {}})  # which come first
-    for key in setting_types_of(config):
+    for key in setting_type_by_key(config):
         OmegaConf.update(tree, key, config.get_setting(key))
     return OmegaConf.to_yaml(tree)
 
 
-def keys_of_same_part(dotted: str, keys: list[str]) -> list[str]:
+def keys_to_suggest(unknown_key: str, keys: list[str]) -> list[str]:
     """Return the known keys of the part that a key names, or all known keys if there is no such part."""
-    return [name for name in keys if name.partition(".")[0] == dotted.partition(".")[0]] or keys
+    part = unknown_key.partition(".")[0]
+    return [key for key in keys if key.partition(".")[0] == part] or keys
 
 
 def _apply_momentum_once(config: Config, is_given: bool) -> Config:
@@ -232,17 +233,17 @@ def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> Co
         if noun == "method":
             tree[noun] |= {key: value for key, value in of_methods.items() if key in defaults}
         needed += [f"{noun}.{key}" for key, value in tree[noun].items() if value == REQUIRED]
-    allowed = setting_types_for(
+    allowed = setting_type_by_key_for(
         tree["method"]["name"],
         tree["task"]["name"],
         AnyCluster.subclass_for(tree["cluster"]),
         AnyContainer.subclass_for(tree["container"]),
-        bool(tree["cluster"].get("inside")),
+        has_inside_link=bool(tree["cluster"].get("inside")),
     )
     leaf_values = dict(_leaves(tree))
     for dotted, value in [*leaf_values.items(), *on_gpu.items()]:
         if dotted not in allowed:
-            why = describe_unknown("key", dotted, keys_of_same_part(dotted, list(allowed)))
+            why = describe_unknown("key", dotted, keys_to_suggest(dotted, list(allowed)))
             raise ValueError(f"{why} (a file of conf/ sets it)")
         if dotted not in needed:
             check_setting(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
@@ -307,8 +308,8 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-class BoundedConfigSource(FileConfigSource):
-    """Hydra's way to files, each within the bounds of `conf_files`."""
+class SizeLimitedConfigSource(FileConfigSource):
+    """Hydra's source of configuration files, which refuses files beyond the bounds of `conf_files`."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the content of a file.
@@ -316,7 +317,7 @@ class BoundedConfigSource(FileConfigSource):
         Raises a ValueError where the file can't be used.
         """
         path = Path(self.path, self._normalize_file_name(config_path))
-        read_yaml_text(path)
+        read_small_yaml_text(path)
         try:
             loaded = super().load_config(config_path)
         except (YAMLError, ValueError) as error:  # a key twice, a set, a number of 5,000 digits
@@ -334,7 +335,7 @@ def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTre
         for name in {*registry.names()} - {*files_by_option(noun)}:
             store.store(group=noun, name=name, node={"name": name})
     Plugins.instance()  # its own, of which ours replaces one
-    SourcesRegistry.instance().types["file"] = BoundedConfigSource
+    SourcesRegistry.instance().types["file"] = SizeLimitedConfigSource
     GlobalHydra.instance().clear()
     paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
     try:
@@ -378,38 +379,40 @@ def _add_option_names(config: dict[str, Any], names: Mapping[str, str]) -> dict[
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
 
-def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
+def recover_run(config_by_variant: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     """Return the run that asks for a recorded one again.
 
     Its settings are the recorded choices, and every value that some profile would change.
 
     Args:
-        configs: of its variants, by name; of an ordinary run one, whose name is empty.
+        config_by_variant: of an ordinary run one, whose name is empty.
         key: `run_key` of the whole.
 
     Raises:
         ValueError: it was measured with settings that are no more; or its record, which may be anybody's,
             says where and how to start it.
     """
-    strangers = sorted({name for config in configs.values() for name in find_unmeasured_leaves(config)})
+    strangers = sorted(
+        {name for config in config_by_variant.values() for name in find_unmeasured_leaves(config)}
+    )
     if strangers:
         raise ValueError(
             f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record "
             "of a run does: where and how a run is started is for you to say, not for its record; ask for "
             "the run in words of your own, as `list` and `why` show it"
         )
-    settings_by_variant = {name: _recover_settings(config) for name, config in configs.items()}
+    settings_by_variant = {name: _recover_settings(config) for name, config in config_by_variant.items()}
     run = (
         Run(settings_by_variant[""])
         if set(settings_by_variant) == {""}
-        else _combine_variants(settings_by_variant, next(iter(configs.values())))
+        else _combine_variants(settings_by_variant, next(iter(config_by_variant.values())))
     )
-    profiles = [name for name in options("profile") if _resolves_to_key(run | {"profile": name}, key)]
+    profiles = [name for name in option_names("profile") if _resolves_to_key(run | {"profile": name}, key)]
     if not profiles:
         raise ValueError(
             f"no words mean this run any more: {format_value(' '.join(run.to_words()))} mean another one"
         )
-    return run if len(profiles) == len(options("profile")) else run | {"profile": profiles[0]}
+    return run if len(profiles) == len(option_names("profile")) else run | {"profile": profiles[0]}
 
 
 def _combine_variants(settings_by_variant: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
@@ -440,7 +443,7 @@ def _recover_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         {name: value for name, value in measured_config(config).items() if name != "alternate"}
     )
     settings = dict[str, Any]()
-    for profile in options("profile"):
+    for profile in option_names("profile"):
         try:
             resolved = flatten(measured_config(resolve(choices | {"profile": profile}).as_dict()))
         except ValueError:  # not in this profile: paper's device emulates no link

@@ -25,11 +25,11 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class YamlSize(NamedTuple):
     """The size of a part of a file, with each alias replaced by the part that it stands for."""
 
-    values: int = 1
+    num_values: int = 1
     depth: int = 0  # of lists and sections within each other
 
 
-def read_yaml_text(path: Path) -> str:
+def read_small_yaml_text(path: Path) -> str:
     """Return the text of a YAML file that is small enough to be read soon.
 
     Raises:
@@ -80,9 +80,9 @@ def _check_size(events: Iterable[Any], path: Path) -> None:
         else:
             continue
         above, whole = parts[-1]
-        whole = YamlSize(whole.values + part.values, max(whole.depth, 1 + part.depth))
+        whole = YamlSize(whole.num_values + part.num_values, max(whole.depth, 1 + part.depth))
         parts[-1] = above, whole
-        if whole.values > MAX_VALUES:
+        if whole.num_values > MAX_VALUES:
             raise ValueError(f"{path} comes to more than {MAX_VALUES} values, aliases replaced: split it")
         if len(parts) - 1 + part.depth > MAX_DEPTH:
             raise ValueError(f"{path} has lists or sections within each other more than {MAX_DEPTH} deep")

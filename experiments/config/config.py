@@ -47,14 +47,14 @@ VARIANT_WORDS = Constraint(
 
 
 @dataclass(frozen=True)
-class EntryConfig(Settings):
+class MethodOrTaskConfig(Settings):
     """A method or a task: its name, and the arguments of its function."""
 
     name: str
     arguments: Mapping[str, Any]
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EntryConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> MethodOrTaskConfig:
         return cls(values["name"], {key: to_plain(value) for key, value in values.items() if key != "name"})
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class EntryConfig(Settings):
     def get_setting(self, dotted: str) -> Any:
         return self.as_dict().get(dotted)
 
-    def with_setting(self, dotted: str, value: Any) -> EntryConfig:
+    def with_setting(self, dotted: str, value: Any) -> MethodOrTaskConfig:
         return replace(self, arguments={**self.arguments, dotted: to_plain(value)})
 
 
@@ -125,16 +125,16 @@ class VariantConfig(Settings):
     config: Config  # as of a run of its own
 
     def as_dict(self) -> dict[str, Any]:
-        return self.record_beside(self.config)
+        return self.as_recorded_dict(self.config)
 
-    def record_beside(self, first: Config) -> dict[str, Any]:
+    def as_recorded_dict(self, first_variant: Config) -> dict[str, Any]:
         """Return the name, and the settings that records keep beside the first variant's."""
         parts: dict[str, Any] = {"name": self.name}
         recorded = self.config.as_dict()
         for dotted in KEYS_OF_VARIANTS:
             above, _, name = dotted.rpartition(".")
             value = self.config.get_setting(dotted)
-            if dotted in RECORDED_IF_DIFFERENT and value == first.get_setting(dotted):
+            if dotted in RECORDED_IF_DIFFERENT and value == first_variant.get_setting(dotted):
                 continue
             if value is not None and (above or name in recorded):
                 (parts.setdefault(above, {}) if above else parts)[name] = value
@@ -170,8 +170,8 @@ class Config(Settings):
 
     cluster: AnyCluster
     container: AnyContainer
-    method: EntryConfig
-    task: EntryConfig
+    method: MethodOrTaskConfig
+    task: MethodOrTaskConfig
     workers: Annotated[int, Constraint(ge=1, le=100_000)] = setting(
         2, "processes of the group, or virtual ranks in one process"
     )
@@ -227,7 +227,7 @@ class Config(Settings):
     def as_dict(self) -> dict[str, Any]:
         return {
             **super().as_dict(),
-            "variants": [variant.record_beside(self) for variant in self.variants] or {},
+            "variants": [variant.as_recorded_dict(self) for variant in self.variants] or {},
         }
 
     def get_setting(self, dotted: str) -> Any:
@@ -257,7 +257,8 @@ class Config(Settings):
         It is taken as it stands: when it was resolved, it was checked.
         """
         values = {"select": IMPLIED_SETTINGS["select"], **recorded}  # else, what was implied is the default
-        if isinstance(container := values.get("container", "none"), str):
+        container = values.get("container", "none")
+        if isinstance(container, str):
             values["container"] = {"name": container}
         variants = tuple(
             VariantConfig(name, cls.from_record(record))
@@ -268,23 +269,33 @@ class Config(Settings):
         )
 
 
-def setting_types_of(config: Config) -> dict[str, Any]:
+def setting_type_by_key(config: Config) -> dict[str, Any]:
     """Return the type of every setting of a configuration, by its dotted key."""
     inside = isinstance(config.cluster, VirtualCluster) and config.cluster.inside is not None
-    kinds = type(config.cluster), type(config.container)
-    return setting_types_for(config.method.name, config.task.name, *kinds, inside)
+    return setting_type_by_key_for(
+        config.method.name,
+        config.task.name,
+        type(config.cluster),
+        type(config.container),
+        has_inside_link=inside,
+    )
 
 
-def setting_types_for(
-    method: str, task: str, cluster: type[Settings], container: type[Settings], inside: bool = False
+def setting_type_by_key_for(
+    method: str,
+    task: str,
+    cluster: type[Settings],
+    container: type[Settings],
+    *,
+    has_inside_link: bool = False,
 ) -> dict[str, Any]:
     """Return the type of every setting, for a method, a task and kinds of cluster and container.
 
     Args:
-        inside: have nodes a link of their own inside?
+        has_inside_link: nodes have a link of their own inside.
     """
-    type_by_key = dict(_common_setting_types(cluster, container, inside))
-    if cluster is VirtualCluster and not inside:
+    type_by_key = dict(_common_setting_types(cluster, container, has_inside_link))
+    if cluster is VirtualCluster and not has_inside_link:
         type_by_key["cluster.inside"] = type(None)
     for registry, name in ((METHODS, method), (TASKS, task)):
         parameters = registry.parameters(name)
@@ -295,10 +306,10 @@ def setting_types_for(
 
 @cache
 def _common_setting_types(
-    cluster: type[Settings], container: type[Settings], inside: bool
+    cluster: type[Settings], container: type[Settings], has_inside_link: bool
 ) -> tuple[tuple[str, Any], ...]:
     kinds = {
-        "cluster": cluster, "container": container, "inside": LinkSettings if inside else None,
+        "cluster": cluster, "container": container, "inside": LinkSettings if has_inside_link else None,
         METHODS.noun: None, TASKS.noun: None,
     }  # fmt: skip
     return tuple(iterate_setting_types(Config, kinds))
@@ -337,7 +348,7 @@ def check_compatibility(config: Config) -> None:
     if isinstance(config.cluster, VirtualCluster):
         config.cluster.to_network()  # which it refuses to make where a number is missing
     if isinstance(config.cluster, SlurmCluster):
-        config.cluster.open_ports()
+        config.cluster.port_range()
     elif getattr(config.container, "runtime", None) == "pyxis":
         raise ValueError(
             f"container.runtime=pyxis is SLURM's, and cluster={config.cluster.name} has none; take "
@@ -384,16 +395,16 @@ def _check_late(late: LatenessSettings, workers: int) -> None:
         raise ValueError(f"late.rank={late.rank}: there are workers={workers}, counted from 0")
 
 
-def check_variants(configs: Mapping[str, Config]) -> None:
+def check_variants(config_by_variant: Mapping[str, Config]) -> None:
     """Refuse variants that can't take turns, because they are the same or differ in what they must share.
 
     Raises:
         ValueError: which ones, and in what.
     """
-    (name, first), *_ = configs.items()
+    (name, first), *_ = config_by_variant.items()
     shared = _shared_settings(first)
     name_by_settings = dict[str, str]()
-    for other, config in configs.items():
+    for other, config in config_by_variant.items():
         settings = _shared_settings(config)
         for dotted in settings.keys() | shared.keys():
             if settings.get(dotted) != shared.get(dotted):
@@ -401,14 +412,14 @@ def check_variants(configs: Mapping[str, Config]) -> None:
                     f"variants {name} and {other} differ in {dotted}, and variants may differ in "
                     f"{', '.join(KEYS_OF_VARIANTS)}; give {dotted} for all of them, or make two runs"
                 )
-    if len(configs) < 2:
-        raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
-    for other, config in configs.items():
+    if len(config_by_variant) < 2:
+        raise ValueError(f"variants={','.join(config_by_variant)}: to take turns there must be two or more")
+    for other, config in config_by_variant.items():
         parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
         same = name_by_settings.setdefault(parts, other)
         if same != other:
             raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
-    modes = {config.timing.mode for config in configs.values()}
+    modes = {config.timing.mode for config in config_by_variant.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":
         raise ValueError(
             f"timing.mode={','.join(sorted(modes))} in one run: virtual ranks on a GPU have one kind of "

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.config.config import Config, EntryConfig
+from experiments.config.config import Config, MethodOrTaskConfig
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
@@ -149,7 +149,7 @@ def replace_dataset(config: Config, dataset: str) -> Config | None:
         return None
     defaults = TASKS.defaults(name)
     arguments = {key: value for key, value in task.arguments.items() if key in defaults}
-    return replace(config, task=EntryConfig(name, arguments))
+    return replace(config, task=MethodOrTaskConfig(name, arguments))
 
 
 def _suggest_timing_task(config: Config, files: DatasetFiles) -> str:

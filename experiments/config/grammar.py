@@ -26,7 +26,7 @@ VariantName = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
 VariantWords = Annotated[dict[VariantName, Text], VARIANT_WORDS]
 
 
-def split_word(word: str) -> tuple[str, str]:
+def split_key_value(word: str) -> tuple[str, str]:
     """key=value as its two parts."""
     key, equals, text = word.partition("=")
     if len(word) > MAX_CHARACTERS:
@@ -69,7 +69,7 @@ def parse_values(key: str, text: str, max_count: int) -> list[Any]:
         listed.shuffle = False  # it would list all of a range first, and the order changes no run
     try:
         if isinstance(listed, Glob) and key in choices.GROUPS:
-            texts = listed.filter(choices.options(key))
+            texts = listed.filter(choices.option_names(key))
         else:
             texts = [*islice(override.sweep_string_iterator(), max_count + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:
@@ -97,7 +97,7 @@ def _parse_variant(name: str, words: str) -> dict[str, Any]:
             f"variants.{name}={format_value(words)} can't be read: a quotation does not end"
         ) from error
     try:
-        return {key: parse_value(key, text) for key, text in map(split_word, split)}
+        return {key: parse_value(key, text) for key, text in map(split_key_value, split)}
     except ValueError as error:
         raise ValueError(f"variant {name}: {error}") from error
 
@@ -118,7 +118,7 @@ def _parse_override(key: str, text: str) -> Override:
         ) from error
 
 
-def format_setting(value: Any) -> str:
+def format_hydra_value(value: Any) -> str:
     """Return the text that Hydra's grammar reads as this value."""
     match value:
         case None:
@@ -126,9 +126,9 @@ def format_setting(value: Any) -> str:
         case bool():
             return str(value).lower()
         case list() | tuple():
-            return f"[{','.join(map(format_setting, value))}]"
+            return f"[{','.join(map(format_hydra_value, value))}]"
         case Mapping():
-            return f"{{{','.join(f'{key}:{format_setting(part)}' for key, part in value.items())}}}"
+            return f"{{{','.join(f'{key}:{format_hydra_value(part)}' for key, part in value.items())}}}"
         case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _parse_or_none(value):
             return str(QuotedString(value, Quote.double).with_quotes())
     return str(value)

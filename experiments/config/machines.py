@@ -82,11 +82,11 @@ class LinkSettings(Settings):
     )
     loss: LossShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
 
-    def to_link(self, group: str) -> Link:
+    def to_link(self, group: Literal["link", "inside"]) -> Link:
         """Return the cost model of this link, for simulated runs and predictions.
 
         Args:
-            group: how the link was chosen, link or inside.
+            group: the word by which the link was chosen, for the error.
 
         Raises:
             ValueError: a number is missing.
@@ -230,7 +230,7 @@ class SlurmCluster(AnyCluster):
         None, "TCP ports that are open between nodes, where others are closed: workers meet at one of them"
     )
 
-    def open_ports(self) -> range | None:
+    def port_range(self) -> range | None:
         """Return the range of ports that `ports` names; None where it names none.
 
         Raises:

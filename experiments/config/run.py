@@ -45,7 +45,7 @@ class Run:
             return cls(dict(request))
         from experiments.config import grammar  # Hydra takes its time, and who makes a Run needs none of it
 
-        texts = dict(map(grammar.split_word, request))
+        texts = dict(map(grammar.split_key_value, request))
         variants = grammar.parse_variants(texts.pop("variants", "{}"))
         return cls({key: grammar.parse_value(key, text) for key, text in texts.items()}, variants)
 
@@ -65,10 +65,10 @@ class Run:
         from experiments.config import choices, grammar
 
         words = [
-            f"{key}={value if key in choices.GROUPS else grammar.format_setting(value)}"
+            f"{key}={value if key in choices.GROUPS else grammar.format_hydra_value(value)}"
             for key, value in self.settings.items()
         ]
         if self.variants:
             named = {name: " ".join(Run(settings).to_words()) for name, settings in self.variants.items()}
-            words.append(f"variants={grammar.format_setting(named)}")
+            words.append(f"variants={grammar.format_hydra_value(named)}")
         return words

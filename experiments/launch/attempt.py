@@ -173,7 +173,7 @@ def _can_resume(attempt: Attempt) -> bool:
     manifest = attempt.manifest
     policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is writing it: who asks holds the run's lock, or knows that its job is gone.
-    ended_early = manifest["state"] in UNFINISHED_STATES or (policy is not None and policy.resumes)
+    ended_early = manifest["state"] in UNFINISHED_STATES or (policy is not None and policy.can_resume)
     if not ended_early or manifest.get("code") != code_version.code_digest():
         return False
     attempt.check_no_links()

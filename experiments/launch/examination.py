@@ -117,7 +117,7 @@ class ClusterProber:
         """Let two workers of this machine become a group."""
         orders = self._write_orders(same_host=True, size=2)
         workers = LocalWorkers(self._group_test_command(), orders, self.folder, 2)
-        while (codes := workers.poll()) is None:
+        while (codes := workers.poll_exit_codes()) is None:
             time.sleep(POLL_S)
         return self._read_group_test((environment.node_name(),), codes, 2, self.folder)
 

@@ -50,11 +50,11 @@ def prepare_job_or_requeue(spec: JobSpec) -> int:
     if not _check_code(spec):
         return LEAVE
     job = environment.current_job_id()
-    folder = Path(spec.runs[0])
+    folder = Path(spec.run_folders[0])
     ledger = folder.parent / LEDGER_FILE
     try:
         for start in sorted(folder.glob(f"start-{job}-*")):
-            if start != current_start_folder(spec.runs[0]) and not (start / CLOSED_FILE).exists():
+            if start != current_start_folder(spec.run_folders[0]) and not (start / CLOSED_FILE).exists():
                 for node, at in find_failure_time_by_node(job, start).items():
                     append_node_failure(ledger, node, job, at)
                 _write_end(start, "unseen")
@@ -63,7 +63,7 @@ def prepare_job_or_requeue(spec: JobSpec) -> int:
             append_node_failure(ledger, node, job, utc_timestamp(), spec.node_python)
         unreliable = unreliable_nodes(ledger, spec.node_python)
         avoided = sorted({*commands.expand_hostlist(environment.job_hostlist())} & {*unreliable})
-        requeues = POLICIES["python"].requeue if without_python else spec.requeues
+        requeues = POLICIES["python"].max_requeues if without_python else spec.max_requeues
         may_move = environment.restart_count() < requeues
         if without_python and not may_move:
             _fail_all(spec, describe_missing_python(without_python, spec.node_python), "python")
@@ -92,7 +92,7 @@ def _check_code(spec: JobSpec) -> bool:
 
 
 def _fail_all(spec: JobSpec, why: str, kind: str) -> None:
-    for run in spec.runs:
+    for run in spec.run_folders:
         _read_attempt(run).mark_failed_unless_whole(why, kind)
 
 
@@ -110,17 +110,17 @@ def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
 
 def finish_job_or_requeue(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
-    has_begun = any(current_start_folder(run).is_dir() for run in spec.runs)
-    requeues = [_judge_run(run, spec.tasks, has_begun) for run in spec.runs]
+    has_begun = any(current_start_folder(run).is_dir() for run in spec.run_folders)
+    requeues = [_judge_run(run, spec.num_tasks, has_begun) for run in spec.run_folders]
     if AS_OFTEN_AS_ALLOWED in requeues:
-        requeues.append(spec.requeues)
+        requeues.append(spec.max_requeues)
     if environment.restart_count() < max(requeues):
         try:
             commands.requeue_job(environment.current_job_id())
             return GO_ON
         except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
-    return GO_ON if all(_read_attempt(run).state == "ok" for run in spec.runs) else LEAVE
+    return GO_ON if all(_read_attempt(run).state == "ok" for run in spec.run_folders) else LEAVE
 
 
 def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
@@ -147,7 +147,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
         return AS_OFTEN_AS_ALLOWED
     kind, why = diagnose_failed_start(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
     _write_end(start, kind)
-    requeues = POLICIES[kind].requeue
+    requeues = POLICIES[kind].max_requeues
     if kind == "held":  # its manifest is another's
         return requeues
     if requeues == AS_OFTEN_AS_ALLOWED or environment.restart_count() < requeues:

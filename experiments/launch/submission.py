@@ -294,10 +294,10 @@ def job_spec(runs: Sequence[PreparedAttempt], folders: ResultFolders, code: Path
     """
     first = runs[0].planned
     return JobSpec(
-        runs=[str(run.folder) for run in runs],
+        run_folders=[str(run.folder) for run in runs],
         command=worker_command(first, folders, code),
-        tasks=first.config.num_processes,
-        requeues=slurm_cluster(first).requeues,
+        num_tasks=first.config.num_processes,
+        max_requeues=slurm_cluster(first).requeues,
     )
 
 

@@ -35,8 +35,8 @@ class Machine(NamedTuple):
     cores: int
 
 
-class StepCounts:
-    """Numbers of steps of whole runs; records of epochs of all samples tell how many samples an epoch has."""
+class StepCounter:
+    """A count of the steps of whole runs; recorded epochs of all samples tell how many samples an epoch has."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
         factors = ["task.batch_size", "workers", "steps_per_epoch"]
@@ -44,7 +44,7 @@ class StepCounts:
         whole = columns[columns["train.epoch_steps"].isna() & columns["steps_per_epoch"].notna()]
         samples = whole[factors].apply(pd.to_numeric).prod(axis=1)
         held_out = pd.to_numeric(whole["train.held_out"]).fillna(0)
-        self.epoch_samples: dict[tuple[str, int], float] = (
+        self.samples_by_task_and_held_out: dict[tuple[str, int], float] = (
             samples.groupby([whole["task.name"], held_out]).median().dropna().to_dict()
         )
 
@@ -55,7 +55,7 @@ class StepCounts:
             return int(train.steps)
         if train.epoch_steps:
             return int(train.epochs * train.epoch_steps)
-        samples = self.epoch_samples.get((config.task.name, train.held_out))
+        samples = self.samples_by_task_and_held_out.get((config.task.name, train.held_out))
         if samples is None:
             return None
         samples_per_step = config.workers * config.get_setting("task.batch_size")
@@ -66,7 +66,7 @@ class DurationEstimate(NamedTuple):
     """The expected duration of a run, and the runs that it is estimated from."""
 
     seconds: float
-    basis: pd.DataFrame
+    compared_runs: pd.DataFrame
     is_same_method: bool
 
 
@@ -74,7 +74,7 @@ class DurationModel:
     """Durations of runs from their start to their end, from `Frames.runs`."""
 
     def __init__(self, runs: pd.DataFrame, this_machine: Machine) -> None:
-        self.step_counts = StepCounts(runs)
+        self.step_counter = StepCounter(runs)
         is_complete = {
             *COMPARED_SETTINGS, *COMPARED_OF_PROCESSES, "method.name", "took_s", "steps_total"
         } <= {*runs}  # fmt: skip
@@ -99,7 +99,7 @@ class DurationModel:
         rows = pd.concat([rows, pd.DataFrame(derived, index=rows.index)], axis=1)
         self.rows_by_settings = dict(list(rows.groupby([*COMPARED_SETTINGS]))) if is_complete else {}
 
-    def find_comparable(self, config: Config) -> pd.DataFrame | None:
+    def find_comparable_runs(self, config: Config) -> pd.DataFrame | None:
         """Return the runs whose time per step is that of this config; None without any.
 
         Runs whose variants take turns are compared only with each other.
@@ -123,7 +123,7 @@ class DurationModel:
         Returns:
             None without comparable runs, or where the number of steps is not known.
         """
-        rows = self.find_comparable(config)
+        rows = self.find_comparable_runs(config)
         if rows is None:
             return None
         is_same_method = rows["method.name"] == config.method.name
@@ -142,7 +142,7 @@ class DurationModel:
         is_same = bool(is_same_method.loc[rows.index].all())
         if config.variants:  # turns decide how many steps there are
             return DurationEstimate(self._seconds_in_turns(config, rows), rows, is_same)
-        steps = self.step_counts.count_steps(config)
+        steps = self.step_counter.count_steps(config)
         if steps is None:
             return None
         sequential = config.workers if isinstance(config.cluster, VirtualCluster) else 1
@@ -167,7 +167,7 @@ class DurationModel:
 
     def max_memory_gib(self, config: Config) -> float:
         """Return the memory that all processes of a run may have, by runs like it; 0 without a record."""
-        rows = self.find_comparable(config)
+        rows = self.find_comparable_runs(config)
         if rows is None or MEMORY not in rows:
             return 0.0
         largest = rows.loc[rows["workers"] == config.workers, MEMORY].max()
@@ -186,7 +186,7 @@ def _turn_seconds(runs: pd.DataFrame) -> pd.DataFrame:
 
 def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
     """Return what estimates rest on: '9 runs of the same task, batch and place, ...'."""
-    basis = pd.concat([estimate.basis for estimate in estimates]).drop_duplicates("run_id")
+    basis = pd.concat([estimate.compared_runs for estimate in estimates]).drop_duplicates("run_id")
     num_here = int(basis["is_this_machine"].sum())
     where = "all" if num_here == len(basis) else str(num_here or "none")
     num_others = sum(not estimate.is_same_method for estimate in estimates)
@@ -211,23 +211,23 @@ class ClusterCostModel:
     def __init__(self, runs: pd.DataFrame) -> None:
         is_complete = {*COMPARED_ON_CLUSTERS, "step_s", "simulated"} <= {*runs}
         measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if is_complete else None
-        self.step_counts = StepCounts(runs)
+        self.step_counter = StepCounter(runs)
         self.rows_by_settings = (
             {} if measured is None else dict(list(measured.groupby([*COMPARED_ON_CLUSTERS])))
         )
 
-    def find_alike(self, config: Config) -> pd.DataFrame | None:
+    def find_similar_runs(self, config: Config) -> pd.DataFrame | None:
         """Return the runs of the same method and network on the same machines; None without any."""
         return self.rows_by_settings.get(tuple(config.get_setting(name) for name in COMPARED_ON_CLUSTERS))
 
-    def describe_node_hours(self, array: JobArray) -> str:
+    def describe_expected_node_hours(self, array: JobArray) -> str:
         """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
         used = set[str]()
         num_unknown = 0
         node_s = 0.0
         for run in (run for job in array.jobs for run in job):
-            alike = self.find_alike(run.config)
-            steps = self.step_counts.count_steps(run.config)
+            alike = self.find_similar_runs(run.config)
+            steps = self.step_counter.count_steps(run.config)
             # The length of a run whose variants take turns is open.
             if alike is None or steps is None or run.config.variants:
                 num_unknown += 1
@@ -243,9 +243,9 @@ class ClusterCostModel:
             "what starting and validating take comes on top"
         )
 
-    def describe_memory(self, array: JobArray) -> str:
+    def describe_expected_memory(self, array: JobArray) -> str:
         """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
-        alike = [self.find_alike(run.config) for job in array.jobs for run in job]
+        alike = [self.find_similar_runs(run.config) for job in array.jobs for run in job]
         if all(rows is None for rows in alike):
             return ""
         records = pd.concat(alike).reindex(columns=[MEMORY, GPU_MEMORY])

@@ -31,15 +31,15 @@ ALPHA = "latency of the link"
 BETA = "bandwidth of the link"
 SHARED = "overlap of selections"
 INPUTS = (COMPUTE, SELECT, ALPHA, BETA, SHARED)
-Ends = Mapping[str, int]  # by input, the end of its range that is taken; the middle if it is left out
+EndByInput = Mapping[str, int]  # by input, the end of its range that is taken; the middle if it is left out
 
 
 class UncertainTime(NamedTuple):
     """Seconds that are not known exactly."""
 
-    low: float
-    middle: float
-    high: float
+    low_s: float
+    middle_s: float
+    high_s: float
     source: str  # in words
 
     @classmethod
@@ -47,9 +47,9 @@ class UncertainTime(NamedTuple):
         """Return a time as uncertain as a number that was given."""
         return cls(seconds / GIVEN_FACTOR, seconds, seconds * GIVEN_FACTOR, source)
 
-    def at(self, end: int) -> float:
+    def at_end(self, end: int) -> float:
         """Return the low end for -1, the middle for 0, the high end for 1."""
-        return (self.middle, self.high, self.low)[end]
+        return (self.middle_s, self.high_s, self.low_s)[end]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Scenario:
     density: float
     network: Network
     compute_time: UncertainTime  # of a step without selecting and communicating
-    select_times: Mapping[str, UncertainTime]  # by method: selecting, packing, merging
-    overlap: tuple[float, float, float] = DEFAULT_OVERLAP
+    select_time_by_method: Mapping[str, UncertainTime]  # selecting, packing, merging
+    overlap: tuple[float, float, float] = DEFAULT_OVERLAP  # low, middle, high
     skew: float = DEFAULT_SKEW
     every: tuple[int, ...] = (1,)  # H, local steps from one exchange to the next
 
@@ -72,7 +72,7 @@ class Scenario:
         return max(self.every) > 1
 
 
-class Prediction(NamedTuple):
+class StepPrediction(NamedTuple):
     """The predicted step of one method. Intervals combine the uncertainty of all inputs."""
 
     method: str
@@ -88,17 +88,19 @@ class Prediction(NamedTuple):
 def rank_methods(
     scenario: Scenario,
     show_progress: Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]] = iter,
-) -> list[Prediction]:
+) -> list[StepPrediction]:
     """Return predictions for dense and every method whose selection time is known, the quickest first.
 
     Args:
         show_progress: passes on the methods, each with the steps from one exchange to the next.
     """
     dense = StepTimeModel(scenario, "dense")
-    cases = [(name, every) for every in scenario.every for name in ("dense", *scenario.select_times)]
+    cases = [(name, every) for every in scenario.every for name in ("dense", *scenario.select_time_by_method)]
     other_cases = [case for case in cases if case != ("dense", 1)]
     models = [dense, *(StepTimeModel(scenario, *case) for case in show_progress(other_cases))]
-    return sorted((model.predict(dense) for model in models), key=lambda prediction: prediction.step.value)
+    return sorted(
+        (model.predict_against(dense) for model in models), key=lambda prediction: prediction.step.value
+    )
 
 
 class StepTimeModel:
@@ -108,52 +110,54 @@ class StepTimeModel:
         self.scenario = scenario
         self.method = method
         self.every = every
-        self.select_time = scenario.select_times.get(method, UncertainTime(0.0, 0.0, 0.0, ""))
-        self.exchange_by_overlap = make_exchange_models(scenario, method)
+        self.select_time = scenario.select_time_by_method.get(method, UncertainTime(0.0, 0.0, 0.0, ""))
+        self.exchange_by_overlap = make_exchange_model_by_overlap_end(scenario, method)
 
-    def step_s(self, ends: Ends) -> float:
+    def step_s(self, end_by_input: EndByInput) -> float:
         """Return the seconds of a step."""
-        compute_s = self.scenario.compute_time.at(ends.get(COMPUTE, 0))
-        return compute_s + self.select_s(ends) + self.transfer_s(ends)
+        compute_s = self.scenario.compute_time.at_end(end_by_input.get(COMPUTE, 0))
+        return compute_s + self.select_s(end_by_input) + self.transfer_s(end_by_input)
 
-    def select_s(self, ends: Ends) -> float:
+    def select_s(self, end_by_input: EndByInput) -> float:
         """Return the seconds of selecting, per step."""
-        return self.select_time.at(ends.get(SELECT, 0)) / self.every
+        return self.select_time.at_end(end_by_input.get(SELECT, 0)) / self.every
 
-    def transfer_s(self, ends: Ends) -> float:
+    def transfer_s(self, end_by_input: EndByInput) -> float:
         """Return the seconds of the exchange, per step."""
         network = self.scenario.network
-        inside = network.intra_node and scale_link(network.intra_node, ends)
-        scaled = replace(network, inter_node=scale_link(network.inter_node, ends), intra_node=inside)
-        return self.exchange_by_overlap[ends.get(SHARED, 0)](scaled) / self.every
+        inside = network.intra_node and scale_link(network.intra_node, end_by_input)
+        scaled = replace(network, inter_node=scale_link(network.inter_node, end_by_input), intra_node=inside)
+        return self.exchange_by_overlap[end_by_input.get(SHARED, 0)](scaled) / self.every
 
-    def predict(self, dense: StepTimeModel) -> Prediction:
+    def predict_against(self, dense: StepTimeModel) -> StepPrediction:
         """Return the prediction for this method, with its speedup over dense."""
         moves = {name: abs(self.step_s({name: 1}) - self.step_s({name: -1})) for name in INPUTS}
-        return Prediction(
+        return StepPrediction(
             self.method,
             propagate_uncertainty(self.step_s),
-            self.scenario.compute_time.middle,
+            self.scenario.compute_time.middle_s,
             self.select_s({}),
             self.transfer_s({}),
-            propagate_uncertainty(lambda ends: dense.step_s(ends) / self.step_s(ends)),
+            propagate_uncertainty(
+                lambda end_by_input: dense.step_s(end_by_input) / self.step_s(end_by_input)
+            ),
             max(moves, key=lambda name: moves[name]),
             self.every,
         )
 
 
-def scale_link(link: Link, ends: Ends) -> Link:
+def scale_link(link: Link, end_by_input: EndByInput) -> Link:
     """Return a link with latency and bandwidth at these ends of their ranges."""
-    latency_end = ends.get(ALPHA, 0)
+    latency_end = end_by_input.get(ALPHA, 0)
     return replace(
         link,
         alpha_s=link.alpha_s * LATENCY_FACTOR**latency_end,
-        beta_s_per_byte=link.beta_s_per_byte * BANDWIDTH_FACTOR ** ends.get(BETA, 0),
+        beta_s_per_byte=link.beta_s_per_byte * BANDWIDTH_FACTOR ** end_by_input.get(BETA, 0),
         propagation_s=link.propagation_s * GIVEN_FACTOR**latency_end,
     )
 
 
-def propagate_uncertainty(quantity: Callable[[Ends], float]) -> Estimate:
+def propagate_uncertainty(quantity: Callable[[EndByInput], float]) -> Estimate:
     """Return a quantity's value, and how far the inputs move it, varied one at a time.
 
     The inputs are independent of each other, so that the squares of their logarithms add up. An input moves
@@ -165,13 +169,15 @@ def propagate_uncertainty(quantity: Callable[[Ends], float]) -> Estimate:
     return Estimate(middle, middle * math.exp(-down), middle * math.exp(up))
 
 
-def make_exchange_models(scenario: Scenario, name: str) -> dict[int, Callable[[Network], float]]:
+def make_exchange_model_by_overlap_end(
+    scenario: Scenario, method_name: str
+) -> dict[int, Callable[[Network], float]]:
     """Return functions from a network to the seconds of a method's exchange, by the overlap's end.
 
     The exchange is replayed with synthetic selections in one bucket. Only exchanges by regions depend on the
     overlap; of these two steps are replayed, for Ok-Topk takes its thresholds in the first one.
     """
-    method = name.partition("-")[0]
+    method = method_name.partition("-")[0]
     num_workers = scenario.workers
     options = {"density": scenario.density} if "density" in sparsify.defaults(method) else {}
     built = sparsify.build(method, **options)

@@ -26,7 +26,7 @@ import torch
 from msgspec import Struct
 from torch import Generator, Tensor, nn
 
-from analysis.records.files import check_not_link, try_read_struct, remove_path, write_json
+from analysis.records.files import check_not_link, remove_path, try_read_struct, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt

@@ -27,7 +27,7 @@ class CudaGraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
 
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
+    def run_on_capture_stream(self, work: Callable[[], Tensor]) -> Tensor:
         """Carry out the work as it will be recorded."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
@@ -36,8 +36,8 @@ class CudaGraphRecorder:
         current.wait_stream(self.stream)
         return result
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Note what it does, without doing it. Returns where its result will be, and what does it.
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """Record the work without doing it; return where its result will be, and the function that replays it.
 
         Raises:
             RuntimeError: something in it can't be recorded, or the device's memory is full.
@@ -53,8 +53,8 @@ class CudaGraphRecorder:
             result = work()
         return result, graph.replay
 
-    def release(self) -> None:
-        """Give back what a recording has left behind."""
+    def release_memory(self) -> None:
+        """Give the device the memory back that a recording has left behind."""
         torch.cuda.empty_cache()
 
 
@@ -106,7 +106,7 @@ class GraphedStep:
         if self.repeat is None:
             if self.steps > NUM_WARMUP_STEPS:
                 return self._capture_and_compare(inputs, labels)
-            return self.recorder.run(lambda: self.work(inputs, labels))
+            return self.recorder.run_on_capture_stream(lambda: self.work(inputs, labels))
         return self._replay(inputs, labels)
 
     def _memory_layout(self, inputs: Tensor, labels: Tensor) -> list[Any]:
@@ -131,13 +131,13 @@ class GraphedStep:
         why = None
         try:
             self.static = static = inputs.clone(), labels.clone()
-            self.loss, self.repeat = self.recorder.record(lambda: self.work(*static))
+            self.loss, self.repeat = self.recorder.capture(lambda: self.work(*static))
         except RuntimeError as error:  # CUDA's and its allocator's; a mistake in the work itself is met again
             why = str(error).partition("\n")[0]
         if why is not None:  # here, where no traceback holds what was allocated
             self._turn_off(f"it can't be recorded: {why}")
             return self.work(inputs, labels)
-        loss = self.recorder.run(lambda: self.work(inputs, labels))
+        loss = self.recorder.run_on_capture_stream(lambda: self.work(inputs, labels))
         plain = [tensor.clone() for tensor in written]
         copy_into_tensors(before, written)
         repeated = self._replay(inputs, labels)
@@ -154,7 +154,7 @@ class GraphedStep:
         self.outcome = why
         self.static = self.repeat = None
         self.loss = torch.empty(0)
-        self.recorder.release()
+        self.recorder.release_memory()
         self.say(f"forward and backward run without a CUDA graph: {why}")
 
 

@@ -20,7 +20,7 @@ from experiments.training.datasets import Dataset, Split
 from experiments.training.graph import CudaGraphRecorder, GraphedStep
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import make_replica
-from experiments.training.selection_looks import CapturedEnergy, SelectionLooks, combine_hooks
+from experiments.training.selection_observers import CapturedEnergyMeter, SelectionObserver, combine_hooks
 from experiments.training.settings import LatenessSettings, TrainSettings
 from experiments.training.step_log import STEPS_PER_WRITE, MeasurementLog, StepLog
 from experiments.training.task import Metrics, Task
@@ -43,9 +43,9 @@ class TrainedModel(NamedTuple):
     """A model at the end of its training, and what is known of how it went."""
 
     model: nn.Module
-    searching: dict[str, Any]  # see `summarize_search`
-    graph: str | None  # see `graph.GraphedStep.outcome`; None too where it was not to be tried
-    agreed: bool  # see `Replica.have_averages_agreed`
+    search_summary: dict[str, Any]  # see `summarize_search`
+    graph_outcome: str | None  # see `graph.GraphedStep.outcome`; None too where it was not to be tried
+    have_averages_agreed: bool  # see `Replica.have_averages_agreed`
 
 
 class LoopSettings(NamedTuple):
@@ -58,11 +58,11 @@ class LoopSettings(NamedTuple):
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
-    recorder: CudaGraphRecorder | None = (
+    graph_recorder: CudaGraphRecorder | None = (
         None  # of forward and backward, to repeat them where nothing looks in
     )
     late: LatenessSettings = LatenessSettings()
-    mixed: bool = False  # see `with_bf16_products`
+    has_bf16_products: bool = False  # see `with_bf16_products`
 
 
 class Trainer:
@@ -93,7 +93,7 @@ class Trainer:
         self.settings = settings
         self.checkpointer = checkpointer
         self.model = task.make_model(data, seed, device, dtype)
-        if settings.mixed:
+        if settings.has_bf16_products:
             self.model.forward = with_bf16_products(self.model.forward, device)
         instrumented = InstrumentedComm(comm, timer, self.wait_for_loss)
         named = self.model.named_parameters()
@@ -125,16 +125,18 @@ class Trainer:
         self.looks = None
         every = settings.train.look_every
         if every and comm.rank == 0:
-            self.looks = SelectionLooks(self.aggregator.gradients.buckets, log, every, seed)
+            self.looks = SelectionObserver(self.aggregator.gradients.buckets, log, every, seed)
         self.state = TrainingState(self.model, optimiser, self.aggregator, augmentation, self.log)
-        timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0
+        timer.num_steps = self.done = checkpointer.restore_loaded(self.state) if checkpointer else 0
         self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
         self.unread: Tensor | None = None  # as published, the loss that nobody has read
         self.recorded = None
-        if settings.recorder and timer.mode == "production" and not self.overlap:
+        if settings.graph_recorder and timer.mode == "production" and not self.overlap:
             work = self.forward_and_backward
             gradients = self.aggregator.gradients
-            self.recorded = GraphedStep(work, self.model, gradients, settings.recorder, self.print_on_rank_0)
+            self.recorded = GraphedStep(
+                work, self.model, gradients, settings.graph_recorder, self.print_on_rank_0
+            )
 
     def run(self, progress: Callable[[int], None] = lambda step: None) -> TrainedModel:
         """Train to the end.
@@ -146,7 +148,7 @@ class Trainer:
             self.step()
             progress(self.done)
             if self.checkpointer and self.done != self.settings.num_steps:
-                self.checkpointer.end_step(self.done, self.state)
+                self.checkpointer.save_if_agreed(self.done, self.state)
         return self.finish()
 
     def step(self) -> None:
@@ -158,9 +160,9 @@ class Trainer:
         overlap = self.overlap
         published = timer.mode == "as_published"
         metrics = None
-        validates = self.validates_after(step) and not published
-        owes = published and step > 0 and self.validates_after(step - 1)
-        watch = CapturedEnergy() if validates and not self.local else None
+        validates = self.is_validation_due_after(step) and not published
+        owes = published and step > 0 and self.is_validation_due_after(step - 1)
+        watch = CapturedEnergyMeter() if validates and not self.local else None
         look = self.looks.hook_for_step(step) if self.looks else None
         if timer.mode == "serialised":
             self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
@@ -176,18 +178,19 @@ class Trainer:
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
             if self.settings.late.draw != "none":
                 with timer.phase("late"):
-                    self.wait_if_late(step)
+                    self.simulate_lateness(step)
             if overlap:
                 report = overlap.finish_step()
             with timer.phase("check"):
                 gradients = aggregator.gradients
                 finite = gradients.are_finite()  # of the average, where they overlap
-                if timer.mode == "serialised" and (layer := gradients.find_nonfinite_parameter(finite)):
+                layer = gradients.find_nonfinite_parameter(finite) if timer.mode == "serialised" else None
+                if layer:
                     raise NonFiniteGradientError(self.comm.rank, step, layer)
             if isinstance(aggregator, LocalReplica):
                 with timer.phase("update"):
                     aggregator.step(rate)
-                report = aggregator.exchange(epoch)
+                report = aggregator.exchange_if_due(epoch)
             else:
                 if not overlap:
                     report = aggregator.aggregate(epoch, rate, combine_hooks(watch, look))
@@ -196,16 +199,16 @@ class Trainer:
 
         self.done += 1
         if owes:
-            self.log.end_epoch((step - 1) // self.steps_per_epoch, step - 1, metrics)
+            self.log.add_epoch((step - 1) // self.steps_per_epoch, step - 1, metrics)
         # In other modes nobody has looked at `finite`, which would make the host wait: the log will.
         self.log.add_step(step, epoch, loss, rate, report, aggregator, finite)
         if validates:
             metrics = self.validate_on_rank_0()
-        if self.ends_epoch(step) or self.done % STEPS_PER_WRITE == 0:
-            self.log.write()
-        if self.ends_validation_period(step) and not (published and self.validates):
+        if self.is_epoch_end(step) or self.done % STEPS_PER_WRITE == 0:
+            self.log.write_waiting_steps()
+        if self.is_validation_period_end(step) and not (published and self.validates):
             captured = watch.captured_share() if watch else None
-            self.log.end_epoch(epoch, step, metrics, captured, self.evaluate_test_set(metrics))
+            self.log.add_epoch(epoch, step, metrics, captured, self.evaluate_test_set_at_end(metrics))
         if validates:
             self.comm.barrier()  # the others did not validate; that is not part of their next step's wait
 
@@ -219,8 +222,8 @@ class Trainer:
         self.unread = loss = loss.detach()
         return loss
 
-    def wait_if_late(self, step: int) -> None:
-        """Do nothing for as long as this worker is late, after what it has given its device."""
+    def simulate_lateness(self, step: int) -> None:
+        """Idle for as long as this worker is late in a step, after the device has finished its work."""
         comm = self.comm
         late_s = seconds_late(self.settings.late, self.settings.seed, step, comm.rank, comm.size)
         if isinstance(comm, VirtualComm):
@@ -240,27 +243,27 @@ class Trainer:
             with self.timer.phase("backward"):
                 loss.item()
 
-    def ends_epoch(self, step: int) -> bool:
+    def is_epoch_end(self, step: int) -> bool:
         """Tell whether this step is an epoch's last one, or the run's."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.settings.num_steps
 
-    def ends_validation_period(self, step: int) -> bool:
+    def is_validation_period_end(self, step: int) -> bool:
         """Tell whether this step ends `validate_every` epochs."""
         is_last = step + 1 == self.settings.num_steps
         whole = (step // self.steps_per_epoch + 1) % self.settings.train.validate_every == 0
-        return self.ends_epoch(step) and (whole or is_last)
+        return self.is_epoch_end(step) and (whole or is_last)
 
-    def validates_after(self, step: int) -> bool:
+    def is_validation_due_after(self, step: int) -> bool:
         """Tell whether validation is due after this step; as published, it is in the one that follows."""
-        return self.validates and self.ends_validation_period(step)
+        return self.validates and self.is_validation_period_end(step)
 
     def validate_on_rank_0(self) -> Metrics | None:
         """Metrics of the validation, on rank 0."""
         return self.evaluate() if self.comm.rank == 0 else None
 
-    def evaluate_test_set(self, metrics: Metrics | None) -> Metrics | None:
+    def evaluate_test_set_at_end(self, validation_metrics: Metrics | None) -> Metrics | None:
         """Metrics of the test set after the last step, where training images stood in for it until then."""
-        if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
+        if validation_metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
             return None
         return self.evaluate(self.data.unseen)
 
@@ -282,16 +285,16 @@ class Trainer:
         """
         epoch = (self.done - 1) // self.steps_per_epoch
         nothing = Metrics(math.nan)
-        self.log.end_epoch(epoch, self.done - 1, nothing if self.comm.rank == 0 else None)
+        self.log.add_epoch(epoch, self.done - 1, nothing if self.comm.rank == 0 else None)
         return self._end()
 
     def finish(self) -> TrainedModel:
         """End the training after its last step."""
-        self.log.write()
-        if self.timer.mode == "as_published" and self.validates_after(self.done - 1):
+        self.log.write_waiting_steps()
+        if self.timer.mode == "as_published" and self.is_validation_due_after(self.done - 1):
             epoch = (self.done - 1) // self.steps_per_epoch  # no step follows in which to validate
             metrics = self.validate_on_rank_0()
-            self.log.end_epoch(epoch, self.done - 1, metrics, tested=self.evaluate_test_set(metrics))
+            self.log.add_epoch(epoch, self.done - 1, metrics, tested=self.evaluate_test_set_at_end(metrics))
         return self._end()
 
     def _end(self) -> TrainedModel:
@@ -348,13 +351,13 @@ def _draw_lateness(late: LatenessSettings, draws: np.random.Generator, size: int
         return late.s * draws.random(size)
     if late.draw == "lognormal":
         return late.s * np.exp(late.spread * draws.standard_normal(size))
-    table = published_lateness()
+    table = published_lateness_s()
     rows = table[draws.integers(len(table), size=-(-size // WORKERS_PER_ITERATION))]
     return draws.permuted(rows, axis=1).ravel()[:size]
 
 
 @cache
-def published_lateness() -> np.ndarray:
+def published_lateness_s() -> np.ndarray:
     """Return (iterations, 8) seconds behind the first worker, of the published job's settled iterations.
 
     The logs' table has the least, the mean and the greatest time of each iteration: one worker has the least,

@@ -21,7 +21,7 @@ MLP_RATIO = 4  # times, within each layer
 LONGEST_WAVELENGTH = 10_000  # of the sines of positions, the longest wavelength in patches, over 2 pi
 
 
-class ModelSize(NamedTuple):
+class AutoencoderSize(NamedTuple):
     """Sizes of encoder and decoder, both Vision Transformers."""
 
     patch: int  # pixels, of each side
@@ -37,9 +37,9 @@ class ModelSize(NamedTuple):
 
 
 SIZES = {
-    "tiny": ModelSize(4, 64, 4, 4, 48, 2, 4),
-    "base": ModelSize(16, 768, 12, 12, 512, 8, 16),  # ViT-B/16, and the decoder of the paper's Table 1
-    "large": ModelSize(16, 1024, 24, 16, 512, 8, 16),  # ViT-L/16
+    "tiny": AutoencoderSize(4, 64, 4, 4, 48, 2, 4),
+    "base": AutoencoderSize(16, 768, 12, 12, 512, 8, 16),  # ViT-B/16, and the decoder of the paper's Table 1
+    "large": AutoencoderSize(16, 1024, 24, 16, 512, 8, 16),  # ViT-L/16
 }
 
 
@@ -87,7 +87,7 @@ class MAE(nn.Module):
         ValueError: transformers is not installed.
     """
 
-    def __init__(self, channels: int, pixels: int, size: ModelSize) -> None:
+    def __init__(self, channels: int, pixels: int, size: AutoencoderSize) -> None:
         super().__init__()
         transformers = import_transformers("The masked autoencoder")
         self.shape = (channels, pixels, pixels)
@@ -136,10 +136,10 @@ def _fix_positions(module: nn.Module, name: str, side: int) -> None:
     """Replace a parameter by sines of positions, for patches in rows of `side`."""
     parameter = getattr(module, name)
     delattr(module, name)
-    module.register_buffer(name, sine_positions(side, parameter.shape[-1]).to(parameter.device))
+    module.register_buffer(name, sine_position_embeddings(side, parameter.shape[-1]).to(parameter.device))
 
 
-def sine_positions(side: int, width: int) -> Tensor:
+def sine_position_embeddings(side: int, width: int) -> Tensor:
     """(1, 1 + side^2, width): sines and cosines of each patch's column, then of its row.
 
     In the order of the paper's code; zeros for the token before the patches.

@@ -1,7 +1,5 @@
 """Settings as fields of frozen dataclasses: their records, their types by dotted keys, other values.
 
-The settings that trainings take as they are stand at the end: `train`, `late` and `alternate` of a config.
-
 Those that trainings take as they are stand at the end: `train`, `late` and `alternate` of a config.
 """
 
@@ -98,18 +96,21 @@ class Settings(Mapping[str, Any]):
         return len(self._recorded)
 
 
-def iterate_setting_types(kind: Any, kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_setting_types(
+    settings_class: Any, class_by_part: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Yield every dotted key and its type, annotated with its meaning.
 
     Args:
-        kinds: of a part, by its name, the class that it has; None where it is left out.
+        class_by_part: the class of a part, by its name; None where the part is left out.
     """
-    for key, allowed in field_types(kind).items():
+    for key, allowed in field_types(settings_class).items():
         inner = nested_settings_class(allowed)
+        part_class = class_by_part.get(key, inner)
         if inner is None:
             yield prefix + key, allowed
-        elif (described := kinds.get(key, inner)) is not None:
-            yield from iterate_setting_types(described, kinds, f"{prefix}{key}.")
+        elif part_class is not None:
+            yield from iterate_setting_types(part_class, class_by_part, f"{prefix}{key}.")
 
 
 def setting_meaning(allowed: Any) -> str:

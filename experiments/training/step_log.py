@@ -167,9 +167,9 @@ class StepLog:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         now = {
-            field.was: name
+            field.former_name: name
             for name, field in field_descriptions_by_name(StepOrEpochLine).items()
-            if field.was
+            if field.former_name
         }
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]

@@ -27,7 +27,7 @@ SAVE = 1
 STOP = 2
 
 
-def count_continuations() -> int:
+def count_sigcont_signals() -> int:
     """Return how often this process was continued since it began to listen."""
     return len(_continued)
 
@@ -45,12 +45,12 @@ class Preempted(Exception):
 class StopSignal:
     """Note of whether this process was told to stop. A signal to one forked from it does not count."""
 
-    received_at: float | None = None
-    process: int = 0
+    received_at_s: float | None = None
+    process_id: int = 0
 
-    def listen(self) -> StopSignal:
-        """Take the stop signals from now on. The starting process may have blocked them."""
-        self.process = os.getpid()
+    def install_handlers(self) -> StopSignal:
+        """Handle the stop signals from now on; the starting process may have blocked them."""
+        self.process_id = os.getpid()
         for number in STOP_SIGNALS:
             if number not in TERMINAL_SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle_signal)
@@ -61,16 +61,16 @@ class StopSignal:
     @property
     def is_set(self) -> bool:
         """True once a stop signal has come."""
-        return self.received_at is not None
+        return self.received_at_s is not None
 
     def is_overdue(self) -> bool:
         """Tell whether it has been too long for a worker that still waits for the others to come."""
-        return self.received_at is not None and time.monotonic() - self.received_at > MAX_WAIT_ALONE_S
+        return self.received_at_s is not None and time.monotonic() - self.received_at_s > MAX_WAIT_ALONE_S
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         # A forked child, as a DataLoader's worker is, inherits this handler, and SLURM signals it too.
-        if os.getpid() == self.process and self.received_at is None:
-            self.received_at = time.monotonic()
+        if os.getpid() == self.process_id and self.received_at_s is None:
+            self.received_at_s = time.monotonic()
 
 
 # Between two votes: one takes 5.5 ms of CPU time of 8 gloo processes together, which is 0.6 % of 2 cores.

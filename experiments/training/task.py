@@ -196,7 +196,7 @@ def group_by_weight_decay(parameters: Iterable[nn.Parameter], weight_decay: floa
     ]
 
 
-def skip_compiler_import() -> None:
+def patch_optimizers_to_skip_compiler() -> None:
     """Let optimizers step without loading torch's compiler.
 
     They would load its 2,000 files only to tell it that it has nothing to do here: a second of each process,

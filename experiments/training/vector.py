@@ -68,14 +68,16 @@ def draw_gradient(count: int, overlap: float, context: BucketContext) -> Tensor:
     largest about that share is among the k largest of every other one.
     """
     common = context.without_rank.make_generator_for_rank(torch.device("cpu"))
-    shared_values = draw_heavy_tailed(count, common)
+    shared_values = draw_generalised_pareto(count, common)
     is_own = torch.rand(count, generator=common) >= overlap
     return torch.where(
-        is_own, draw_heavy_tailed(count, context.make_generator_for_rank(torch.device("cpu"))), shared_values
+        is_own,
+        draw_generalised_pareto(count, context.make_generator_for_rank(torch.device("cpu"))),
+        shared_values,
     )
 
 
-def draw_heavy_tailed(count: int, generator: Generator) -> Tensor:
+def draw_generalised_pareto(count: int, generator: Generator) -> Tensor:
     """(count,) float32: generalised Pareto of shape `TAIL_SHAPE` and scale 1, with a sign."""
     uniform = torch.rand(count, generator=generator).mul_(2).sub_(1)
     return (

@@ -18,7 +18,7 @@ from experiments.training.alternation import AlternationSchedule
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaGraphRecorder
 from experiments.training.loop import LoopSettings
-from experiments.training.stop_signal import count_continuations
+from experiments.training.stop_signal import count_sigcont_signals
 from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm
@@ -52,9 +52,9 @@ class RunComponents(NamedTuple):
     @property
     def num_steps(self) -> int:
         """Steps of all variants; where they take turns, the least."""
-        return self.settings.num_steps or len(self.variants) * self.alternation_schedule.steps_of_blocks(
-            self.config.alternate.blocks
-        )
+        return self.settings.num_steps or len(
+            self.variants
+        ) * self.alternation_schedule.count_steps_per_variant(self.config.alternate.blocks)
 
     def virtual_run_arguments(
         self, mode: str
@@ -62,7 +62,11 @@ class RunComponents(NamedTuple):
         """Return the network and the clocks that `virtual.run` takes, in this timing mode."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster), cluster
-        return cluster.to_network(), self.synchronize, self.event_recorder if mode == "production" else None
+        return (
+            cluster.to_network(),
+            self.synchronize_device,
+            self.event_recorder if mode == "production" else None,
+        )
 
     def make_timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
         """Return the timer of one rank.
@@ -84,14 +88,16 @@ class RunComponents(NamedTuple):
             kept_steps: Container[int] = range(first_steps[0], sys.maxsize)
         else:
             kept_steps = {first + offset for first in first_steps for offset in range(timing.span_steps)}
-        return PhaseTimer(mode, clock, self.synchronize, event, kept_steps.__contains__, count_continuations)
+        return PhaseTimer(
+            mode, clock, self.synchronize_device, event, kept_steps.__contains__, count_sigcont_signals
+        )
 
     @property
     def event_recorder(self) -> Callable[[], Any] | None:
         """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
         return record_cuda_event if self.settings.device.type == "cuda" else None
 
-    def synchronize(self) -> None:
+    def synchronize_device(self) -> None:
         """Wait until the device has done all that it was given."""
         if self.settings.device.type == "cuda":
             torch.cuda.synchronize()
@@ -111,17 +117,20 @@ def build_run(config: Config, data_root: Path | None, device: torch.device) -> R
         data = data.limit_validation(config.train.validate_on)
     turns = bool(config.variants)
     variants = {
-        variant.name: build_on_data(data, variant.config, device, turns) for variant in config.variants
+        variant.name: build_components_on_data(data, variant.config, device, turns)
+        for variant in config.variants
     }
-    return build_on_data(data, config, device, turns)._replace(variants=variants)
+    return build_components_on_data(data, config, device, turns)._replace(variants=variants)
 
 
-def build_on_data(data: Dataset, config: Config, device: torch.device, turns: bool) -> RunComponents:
+def build_components_on_data(
+    data: Dataset, config: Config, device: torch.device, turns: bool
+) -> RunComponents:
     """Build the components without variants, on loaded data; with `turns`, for training until turns end."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     method: Method | LocalSteps = METHODS.build(config.method.name, config.method.arguments)
     if isinstance(method, LocalSteps):
-        check_local_steps(config)
+        check_local_steps_settings(config)
     train = config.train
     if train.validate != "never" and not task.has_metric:
         raise ValueError(
@@ -135,16 +144,16 @@ def build_on_data(data: Dataset, config: Config, device: torch.device, turns: bo
         train=train,
         device=device,
         dtype=DTYPES[config.precision],
-        mixed=config.precision == "bf16",
+        has_bf16_products=config.precision == "bf16",
         select=config.select,
         overlap=config.overlap,
-        recorder=CudaGraphRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
+        graph_recorder=CudaGraphRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
         late=config.late,
     )
     return RunComponents(config, task, data, method, settings, steps_per_epoch)
 
 
-def check_local_steps(config: Config) -> None:
+def check_local_steps_settings(config: Config) -> None:
     """Refuse settings that say how every step's gradients are averaged, where none are.
 
     Raises:
@@ -192,7 +201,7 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = True  # as published
     torch.backends.cudnn.benchmark = False
-    set_precision(config.precision, device)
+    set_gpu_precision(config.precision, device)
     return device
 
 
@@ -205,7 +214,7 @@ def effective_precision(requested: str, device: torch.device) -> str:
     return "fp32" if requested == "tf32" and is_too_old else requested
 
 
-def set_precision(requested: str, device: torch.device) -> None:
+def set_gpu_precision(requested: str, device: torch.device) -> None:
     """Let a GPU multiply as asked, or say why it can't."""
     precision = effective_precision(requested, device)
     for backend in tf32_backends():

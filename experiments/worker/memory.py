@@ -31,7 +31,7 @@ TENSORS_PER_RANK = (
 SAFETY_FACTOR = 4  # times: where even that fits so often, nobody needs to look closer
 
 
-def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
+def check_memory_for_virtual_ranks(parts: Sequence[RunComponents], workers: int) -> None:
     """Refuse more virtual ranks than there is memory for.
 
     Args:
@@ -40,14 +40,14 @@ def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
     Raises:
         ValueError: with the largest number that fits.
     """
-    free = USABLE_SHARE * free_bytes(parts[0].settings.device)
+    free = USABLE_SHARE * free_memory_bytes(parts[0].settings.device)
     models = [
         part.task.make_model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
         for part in parts
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
     remembered = sum(
-        optimizer_state_bytes(part.task.make_optimizer(model))
+        predict_optimizer_state_bytes(part.task.make_optimizer(model))
         for part, model in zip(parts, models, strict=True)
     )
     shared = parameters + remembered
@@ -60,7 +60,7 @@ def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
             "one"
         )
     bytes_per_rank = sum(
-        rank_bytes(part.task, model, part.method, part.settings)
+        measure_bytes_per_rank(part.task, model, part.method, part.settings)
         for model, part in zip(models, parts, strict=True)
     )
     if shared + workers * bytes_per_rank <= free:
@@ -73,13 +73,13 @@ def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
     )
 
 
-def optimizer_state_bytes(optimiser: torch.optim.Optimizer) -> int:
+def predict_optimizer_state_bytes(optimiser: torch.optim.Optimizer) -> int:
     """Bytes that an optimiser will hold: momentum, and of Adam's kind, which has betas, a second moment."""
     groups = optimiser.param_groups
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
-def rank_bytes(
+def measure_bytes_per_rank(
     task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings
 ) -> int:
     """Return the bytes that one rank holds of its own.
@@ -106,14 +106,14 @@ def rank_bytes(
         flat.normal_(generator=Generator(settings.device).manual_seed(seed))
         if isinstance(aggregator, LocalReplica):
             aggregator.step(0.0)
-            aggregator.exchange(0)
+            aggregator.exchange_if_due(0)
             parts = [aggregator.inner.state, *map(vars, aggregator.optimiser.fragments)]
         else:
             aggregator.aggregate()
             parts = [*aggregator.states, aggregator.group_kernels]
         storages = {
             storage.data_ptr(): storage.nbytes()
-            for tensor in iterate_tensors([flat, *held, *parts])
+            for tensor in iterate_held_tensors([flat, *held, *parts])
             if (storage := tensor.untyped_storage())
         }
         return sum(storages.values())
@@ -121,7 +121,7 @@ def rank_bytes(
     return virtual.run(1, body)[0]
 
 
-def iterate_tensors(tree: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
+def iterate_held_tensors(tree: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
     """All tensors that an object holds, at any depth."""
     visited = set() if visited is None else visited
     if isinstance(tree, Tensor):
@@ -137,7 +137,7 @@ def iterate_tensors(tree: Any, visited: set[int] | None = None) -> Iterator[Tens
     else:
         branches = vars(tree).values() if hasattr(tree, "__dict__") else ()
     for branch in branches:
-        yield from iterate_tensors(branch, visited)
+        yield from iterate_held_tensors(branch, visited)
 
 
 def peak_memory_gib(device: torch.device) -> dict[str, float]:
@@ -148,7 +148,7 @@ def peak_memory_gib(device: torch.device) -> dict[str, float]:
     return {name: round(gib, 3) for name, gib in used.items()}
 
 
-def free_bytes(device: torch.device) -> float:
+def free_memory_bytes(device: torch.device) -> float:
     """Free bytes of memory; where a container has a limit, of that."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])

@@ -399,7 +399,12 @@ OBJECTS: tuple[tuple[str, str, Callable[..., None], Iterable[str]], ...] = (
     ("sweep.json", FILES["sweep.json"], _change_leaf, IN_SWEEP),
     ("a line's", LOG, _change_line, LINE),
     ("a line of epoch,", LOG, partial(_append_line, EPOCH), ("kind", *_leaves(schema.EpochLine))),
-    ("a line of look,", LOG, partial(_append_line, LOOK), ("kind", *_leaves(schema.SelectionLookLine))),
+    (
+        "a line of look,",
+        LOG,
+        partial(_append_line, LOOK),
+        ("kind", *_leaves(schema.SelectionObservationLine)),
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from experiments import commands
 from experiments.config import compose, grammar
 from experiments.launch.diagnosis import POLICIES
-from slurm.reasons import load_remedies
+from slurm.reasons import load_remedy_table
 from tests.conftest import ROOT, fine, process
 
 PARTS = "cluster|task|method|train|timing|launch|data|container|alternate"
@@ -24,9 +24,12 @@ WORDS_IN_A_ROW = 3  # of a message of docs/messages.md, which has gaps where the
 
 
 def sentences_of_tables() -> list[str]:
-    sentences = [*load_remedies().refuses.values(), *load_remedies().waits.values()]
+    sentences = [
+        *load_remedy_table().field_by_refusal_words.values(),
+        *load_remedy_table().field_by_waiting_reason.values(),
+    ]
     for policy in POLICIES.values():
-        sentences += [policy.advice, *policy.slurm.values()]
+        sentences += [policy.advice, *policy.why_by_job_state.values()]
     return sentences
 
 
@@ -46,7 +49,7 @@ def sentences() -> tuple[str, ...]:
 def test_commands_that_sentences_name_are_understood() -> None:
     quoted = {code for text in sentences() for code in re.findall(r"(?<!`)`([a-z][^`\n]*)`(?!`)", text)}
     lines = {code.removeprefix("python -m experiments ") for code in quoted}
-    typed = {line for line in lines if line.partition(" ")[0] in commands.names()}
+    typed = {line for line in lines if line.partition(" ")[0] in commands.command_names()}
     assert {"cancel", "doctor", "status", "submit"} <= typed
     for line in typed:
         command, *words = shlex.split(line)
@@ -57,7 +60,7 @@ def test_commands_that_sentences_name_are_understood() -> None:
 def test_tables_of_advice_name_commands_and_settings_that_there_are() -> None:
     advice = "\n".join(sentences_of_tables())
     codes = re.findall(r"`([^`]+)`", advice)
-    assert {code.partition(" ")[0] for code in codes} <= {"make", *commands.names()}
+    assert {code.partition(" ")[0] for code in codes} <= {"make", *commands.command_names()}
     targets = {code.removeprefix("make ") for code in codes if code.startswith("make ")}
     fine(process("make", "--dry-run", *targets))
     named = set(re.findall(rf"\b(?:{PARTS})\.\w+", advice))
@@ -67,7 +70,7 @@ def test_tables_of_advice_name_commands_and_settings_that_there_are() -> None:
 
 @cache
 def settings() -> set[str]:
-    return {key for words in EVERY for key in compose.settable_types_of(compose.resolve(words))}
+    return {key for words in EVERY for key in compose.settable_type_by_key(compose.resolve(words))}
 
 
 def test_the_settings_that_sentences_advise_are_read() -> None:

@@ -102,7 +102,7 @@ def test_a_broken_command_spoils_no_other(here: Command) -> None:
 
 
 def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) -> None:
-    for name in commands.names():
+    for name in commands.command_names():
         assert read_constant(commands.REGISTRY.folder / f"{name}.py", "GROUP") in commands.GROUPS, name
         assert len(commands.REGISTRY.summary(name)) > 10, name
         assert set(parameter_meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (

@@ -40,7 +40,9 @@ def test_each_claim_is_printed_with_a_verdict_and_the_last_line_counts_them(
     """By published facts alone: what shipped runs decide, test_readme.py compares."""
     published = FigureRecords(empty_frames(), PUBLISHED_TABLES)
     monkeypatch.setattr(
-        command, "find_figure_records", lambda _, profile, *rest: published if profile == figures.PUBLISHED else None
+        command,
+        "find_figure_records",
+        lambda _, profile, *rest: published if profile == figures.PUBLISHED else None,
     )
     assert command.claims() == 0
     *_, last = capsys.readouterr().out.strip().splitlines()

@@ -56,10 +56,10 @@ import argcomplete, sys
 from experiments.commands import completion
 
 argcomplete.autocomplete = lambda *words, **how: None
-for name in {commands.names()!r}:
+for name in {commands.command_names()!r}:
     line = f"python -m experiments {{name}} method=dgc method."
     completion.complete(line)
-    completion.list_setting_words("method.", line.split())
+    completion.complete_setting_word("method.", line.split())
     assert not {HEAVY!r} & set(sys.modules), (name, {HEAVY!r} & set(sys.modules))
 """
     fine(python("-c", script, env=environment_for(tmp_path)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.commands import doctor as command
-from experiments.commands._cluster_checks import ClusterObservations, check_cluster
+from experiments.commands._cluster_checks import ClusterObservations, judge_cluster
 from experiments.config import compose
 from experiments.launch import examination, probe
 from experiments.launch.examination import GroupTestResult, NodeProbe
@@ -54,7 +54,7 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
         pytest.skip("a network of its own needs iproute2 and the right to have one")
     if sys.prefix == sys.base_prefix:
         pytest.skip("hiding this Python would hide the system's programs")
-    runtime = images.find_runtime() if IMAGE.exists() else None
+    runtime = images.find_container_runtime() if IMAGE.exists() else None
     results = tmp_path / "results"
     results.mkdir()
     own = {
@@ -139,7 +139,7 @@ FIELDS: dict[str, dict[str, object]] = {  # that follow from some
 def test_each_finding_has_its_verdict_and_its_fields() -> None:
     for judged, found in JUDGED.items():
         verdict, _, words = judged.partition(" ")
-        findings = check_cluster(found)
+        findings = judge_cluster(found)
         matching = [finding for finding in findings if words in finding.text]
         assert [finding.verdict for finding in matching] == [verdict], (judged, findings)
         fields = dict(field for finding in findings for field in finding.fields.items())
@@ -149,7 +149,7 @@ def test_each_finding_has_its_verdict_and_its_fields() -> None:
 
 def test_fields_stand_in_their_old_lines_and_new_ones_at_the_end() -> None:
     text = "# mine\nwhere: slurm\nmax_array: 1000 # tasks of one array\ninterface: null\npython: a"
-    merged = command.merge_fields(
+    merged = command.merge_yaml_fields(
         text, {"max_array": 500, "interface": "ib0", "sbatch": ["--hint=nomultithread"]}
     )
     assert merged == (
@@ -170,8 +170,8 @@ def test_a_python_that_says_no_facts_is_named_with_its_last_words() -> None:
 
 def test_time_limits_are_read_as_slurm_writes_them() -> None:
     for limit, minutes in {"1-00:00:00": 1440, "30:00": 30, "2:00:00": 120}.items():
-        assert partition.parse_minutes(limit) == minutes
-    assert partition.parse_minutes("infinite") == partition.parse_minutes("n/a") == float("inf")
+        assert partition.parse_time_limit_min(limit) == minutes
+    assert partition.parse_time_limit_min("infinite") == partition.parse_time_limit_min("n/a") == float("inf")
 
 
 def test_this_machine_is_examined_too(here: Command) -> None:

@@ -47,7 +47,9 @@ def test_filters_mean_what_they_say_and_all_of_them_count(folders: ResultFolders
         assert len(filter_runs(runs, [*words.split(), "source=own"])) == count, words
     with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
         filter_runs(runs, ["methd=topk"])
-    folders.store.create_attempt(with_density(0.01, 0)).mark_failed_unless_whole("no memory")  # measured again
+    folders.store.create_attempt(with_density(0.01, 0)).mark_failed_unless_whole(
+        "no memory"
+    )  # measured again
     for words, count in {"source=own": 6, "state=failed": 1}.items():
         assert len(filter_runs(load_all_runs(folders), ["method=topk", words])) == count, words
 

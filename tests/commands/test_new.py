@@ -65,7 +65,7 @@ def test_a_file_that_is_there_is_never_overwritten(elsewhere: Path, here: Comman
         path.write_text("mine")
         refused(here("new", kind, name), str(path), "is there already")
         with pytest.raises(ValueError, match="is there already"):
-            new.write_file(kind, name, "other")
+            new.write_new_file(kind, name, "other")
         assert path.read_text() == "mine"
 
 
@@ -89,6 +89,6 @@ def test_a_name_that_cannot_be_is_refused_with_what_can(here: Command) -> None:
 
 def test_nothing_of_the_example_s_name_is_left() -> None:
     for kind in KINDS:
-        made = new.render_file(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
+        made = new.render_new_file(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
         assert not re.search("(?<!for )example(?!s)", made.lower()), kind
-    assert 'DATASET = "digits32"  #' in new.render_file("task", "mlp_digits32")
+    assert 'DATASET = "digits32"  #' in new.render_new_file("task", "mlp_digits32")

@@ -195,9 +195,13 @@ def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(runs: p
 def test_what_nothing_is_known_of_is_said(runs: pd.DataFrame) -> None:
     for other in ({"workers": 4}, {"device": "cuda"}):
         assert ClusterCostModel(runs).find_similar_runs(planned(**other).config) is None
-    assert "; of 1 run not known" in ClusterCostModel(runs).describe_expected_node_hours(array(RUN, planned("dense")))
+    assert "; of 1 run not known" in ClusterCostModel(runs).describe_expected_node_hours(
+        array(RUN, planned("dense"))
+    )
     turns = replace(RUN.config, variants=(VariantConfig("a", RUN.config),))
-    assert "not known" in ClusterCostModel(runs).describe_expected_node_hours(array(replace(RUN, config=turns)))
+    assert "not known" in ClusterCostModel(runs).describe_expected_node_hours(
+        array(replace(RUN, config=turns))
+    )
     for known in (pd.DataFrame(), runs.assign(simulated=True)):
         assert "not known" in ClusterCostModel(known).describe_expected_node_hours(array(RUN))
 
@@ -207,7 +211,10 @@ def test_memory_is_that_of_the_largest_run_alike_and_of_all_tasks_of_a_node(runs
     assert ClusterCostModel(unknown).describe_expected_memory(array(RUN)) == ""
     with_memory = runs.assign(**{"memory.host_gib": 1.5})
     node_gib = array(RUN).shape.tasks_per_node * 1.5
-    assert ClusterCostModel(with_memory).describe_expected_memory(array(RUN)) == f"up to {node_gib:g} GiB of a node"
+    assert (
+        ClusterCostModel(with_memory).describe_expected_memory(array(RUN))
+        == f"up to {node_gib:g} GiB of a node"
+    )
     with_gpus = ClusterCostModel(with_memory.assign(**{"memory.gpu_gib": 4.0}))
     assert with_gpus.describe_expected_memory(array(RUN, planned("dense"))).endswith(
         " GiB of a node and 4 GiB of each GPU"

@@ -61,7 +61,9 @@ def folders(tmp_path: Path) -> ResultFolders:
 
 def states(folders: ResultFolders) -> list[str]:
     """Return the states of all attempts, by run and number."""
-    return [attempt.state for run in folders.store.list_run_ids() for attempt in folders.store.list_attempts(run)]
+    return [
+        attempt.state for run in folders.store.list_run_ids() for attempt in folders.store.list_attempts(run)
+    ]
 
 
 def speak_to(programs: Programs, name: str, job: str) -> None:
@@ -90,7 +92,12 @@ def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
     speak_to(programs, "here", "12")
     done = here("submit", *ANY_SLURM, "workers=1,2", "sweep=odd")
     refused(done, "of 2 arrays the first 1 are queued: `cancel odd", "`submit` once more queues the others")
-    assert len([run for run in folders.store.list_run_ids() if folders.store.list_attempts(run)[-1].slurm_job.id]) == 1
+    assert (
+        len(
+            [run for run in folders.store.list_run_ids() if folders.store.list_attempts(run)[-1].slurm_job.id]
+        )
+        == 1
+    )
 
 
 @pytest.fixture

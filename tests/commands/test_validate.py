@@ -129,7 +129,11 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
         values = {"step": step, "xs": [1.0], "values": [0.5]}
         looks += [{"what": "histogram", "of": name, **values}, {"what": "kept", "of": f"{name}/10", **values}]
     attempt = synthetic.looked(ResultFolders(tmp_path).store, synthetic.config("topk"), looks)
-    kept = select_drawn_looks(load_valid_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
+    kept = (
+        select_drawn_looks(load_valid_attempts([attempt])[0].looks)
+        .groupby(["what", "step"])["of"]
+        .agg(sorted)
+    )
     assert kept.to_dict() == {
         ("size", 0): sorted(sizes),
         ("histogram", 0): ["all", "large"],

@@ -55,7 +55,7 @@ def keys(groups: dict[str, str]) -> list[str]:
     """Return all that can be set where these groups are chosen."""
     with contextlib.suppress(ValueError):
         return sorted(
-            compose.settable_types_of(compose.resolve([f"{key}={value}" for key, value in groups.items()]))
+            compose.settable_type_by_key(compose.resolve([f"{key}={value}" for key, value in groups.items()]))
         )
     return ["seed"]
 
@@ -150,7 +150,7 @@ def check_is_alike(value: Any, usual: Any, key: str = "") -> None:
 def test_what_can_not_be_read_is_told_without_the_words_of_a_grammar(key: str, text: str) -> None:
     refusal_of(lambda: grammar.parse_values(key, text, max_count=5))
     if "${" not in text:  # as the sentence advises
-        assert grammar.parse_value("task.text", grammar.format_setting(text)) == text
+        assert grammar.parse_value("task.text", grammar.format_hydra_value(text)) == text
 
 
 @FEW

@@ -14,8 +14,8 @@ from experiments.config import code_version
 from experiments.config.code_version import (
     FOLDERS,
     NOTE_FILE,
-    copy_code_into,
-    describe_damage,
+    describe_copy_damage,
+    ensure_code_copy,
     remove_extra_files,
 )
 from tests.conftest import fine, process, python
@@ -26,7 +26,7 @@ NATIVE = "sparsify/kernels/native.cpp"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return copy_code_into(tmp_path / "code")
+    return ensure_code_copy(tmp_path / "code")
 
 
 def digest_in(copy: Path) -> str:
@@ -58,17 +58,17 @@ DAMAGES = [  # a file, what it is made to hold (None: it is removed), and what i
 
 
 def test_damage_of_a_copy_is_told_and_mended(copy: Path) -> None:
-    assert describe_damage(copy) == ""
+    assert describe_copy_damage(copy) == ""
     for name, content, told in DAMAGES:
         if content is None:
             remove_path(copy / name)
         else:
             (copy / name).write_text(content)
-        why = describe_damage(copy)
+        why = describe_copy_damage(copy)
         for words in (told, str(copy), "submit again"):
             assert words in why
-        assert copy_code_into(copy.parent) == copy
-        assert describe_damage(copy) == ""
+        assert ensure_code_copy(copy.parent) == copy
+        assert describe_copy_damage(copy) == ""
 
 
 # What Python, or a shell, would take from a copy of the code.
@@ -88,19 +88,19 @@ def test_strays_in_a_copy_are_told_and_removed_at_submission_and_as_a_job_begins
         for removes in ("submission", "job"):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             make(copy / name)
-            assert f"{name} was added" in describe_damage(copy)
+            assert f"{name} was added" in describe_copy_damage(copy)
             if removes == "submission":
-                assert copy_code_into(copy.parent) == copy
+                assert ensure_code_copy(copy.parent) == copy
             else:
                 assert any(name.startswith(stray) for stray in remove_extra_files(copy))
-            assert describe_damage(copy) == ""
+            assert describe_copy_damage(copy) == ""
             assert not os.path.lexists(copy / name)
 
 
 def test_jobs_keep_no_bytecode_in_the_copy(copy: Path) -> None:
     script = f"{code_version.WITHOUT_BYTECODE}\n{sys.executable} -c 'import experiments.launch.job_hooks'"
     fine(process("sh", "-c", script, cwd=copy))
-    assert describe_damage(copy) == ""
+    assert describe_copy_damage(copy) == ""
 
 
 def test_by_a_note_that_was_changed_nothing_is_removed(copy: Path) -> None:
@@ -116,9 +116,9 @@ def test_a_copy_that_leads_elsewhere_is_made_anew_and_the_rest_left_alone(copy: 
         mine = elsewhere / "own.py" if elsewhere.is_dir() else elsewhere
         mine.write_text("mine")
         (copy / part).symlink_to(elsewhere)
-        assert describe_damage(copy) != ""
-        assert copy_code_into(copy.parent) == copy
-        assert describe_damage(copy) == ""
+        assert describe_copy_damage(copy) != ""
+        assert ensure_code_copy(copy.parent) == copy
+        assert describe_copy_damage(copy) == ""
         assert mine.read_text() == "mine"
         assert not (copy / part).is_symlink()
 
@@ -128,4 +128,4 @@ def test_code_that_is_edited_while_it_is_copied_is_not_submitted(
 ) -> None:
     monkeypatch.setattr(code_version, "code_digest", lambda: "0" * 12)  # as it was some moments ago
     with pytest.raises(ValueError, match="was edited while it was being copied: submit again"):
-        copy_code_into(tmp_path)
+        ensure_code_copy(tmp_path)

@@ -27,11 +27,11 @@ def method_of(*words: str) -> dict[str, Any]:
 
 def test_every_option_composes() -> None:
     for group in choices.GROUPS:
-        for option in {*choices.options(group)} - {"loopback"}:  # it has no numbers, see test_network.py
+        for option in {*choices.option_names(group)} - {"loopback"}:  # it has no numbers, see test_network.py
             config = compose.resolve([f"{group}={option}"])
             json.dumps(config.as_dict())
             if group in ("method", "task"):
-                assert config[group]["name"] in choices.options(group)
+                assert config[group]["name"] in choices.option_names(group)
 
 
 def test_a_signature_is_a_schema() -> None:
@@ -235,9 +235,9 @@ def test_a_file_of_ones_own_is_found_and_has_its_own_name_and_keys(
     put(folder / "link" / "fast.yaml", (conf / "link" / "nvlink.yaml").read_text())
     put(folder / "method" / "few.yaml", "defaults: [topk]\ndensity: 1e-4\n")
     if place == "elsewhere":
-        assert "mine" not in choices.options("cluster")
+        assert "mine" not in choices.option_names("cluster")
         monkeypatch.setenv("SPARSIFY_CONF", str(folder))
-    assert "mine" in choices.options("cluster")
+    assert "mine" in choices.option_names("cluster")
     mine = compose.resolve(["cluster=mine", "link=fast", "method=few"])
     assert mine["cluster"]["link"]["name"] == "fast"
     assert mine["method"] == {**method_of("method=topk"), "density": 1e-4}

@@ -50,12 +50,12 @@ def test_a_file_is_within_bounds_exactly_if_what_its_aliases_stand_for_is(
     with monkeypatch.context() as patch:
         patch.setattr(conf_files, "MAX_VALUES", number)
         patch.setattr(conf_files, "MAX_DEPTH", depth)
-        assert yaml.safe_load(conf_files.read_yaml_text(path)) == tree
+        assert yaml.safe_load(conf_files.read_small_yaml_text(path)) == tree
         patch.setattr(conf_files, "MAX_DEPTH", depth - 1)
         if depth:
             with pytest.raises(ValueError, match=rf"{path} has .* more than {depth - 1} deep"):
-                conf_files.read_yaml_text(path)
+                conf_files.read_small_yaml_text(path)
         patch.setattr(conf_files, "MAX_DEPTH", depth)
         patch.setattr(conf_files, "MAX_VALUES", number - 1)
         with pytest.raises(ValueError, match=rf"{path} comes to more than {number - 1} values"):
-            conf_files.read_yaml_text(path)
+            conf_files.read_small_yaml_text(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config import compose, dataset_files
-from experiments.config.config import Config, EntryConfig
+from experiments.config.config import Config, MethodOrTaskConfig
 from experiments.config.dataset_files import DatasetFiles
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
@@ -46,7 +46,7 @@ def test_the_digits_stand_in_where_that_is_allowed(tmp_path: Path, monkeypatch: 
         "CIFAR-10 was not found (see DATA_ROOT): using scikit-learn's digits instead, task cnn_digits"
     ]
     resnet = replace(
-        config(), task=EntryConfig("resnet_cifar10", config().task.arguments)
+        config(), task=MethodOrTaskConfig("resnet_cifar10", config().task.arguments)
     )  # none is on digits
     for given in (config("data.fallback=refuse"), resnet):
         with pytest.raises(ValueError, match=r"CIFAR-10 is not in .* and could not be downloaded"):

@@ -30,14 +30,14 @@ def test_every_other_setting_has_a_meaning_beside_its_type() -> None:
         machines.CLUSTERS.values(), (machines.AnyContainer, machines.Container)
     ):
         for key, allowed in fields._common_setting_types(
-            cluster, container, inside=cluster is machines.VirtualCluster
+            cluster, container, has_inside_link=cluster is machines.VirtualCluster
         ):
             assert meaning_of(allowed), key
 
 
 def test_each_option_of_a_group_says_what_it_is() -> None:
     for group in choices.GROUPS:
-        for option in choices.options(group):
+        for option in choices.option_names(group):
             assert len(choices.describe_option(group, option)) > 10, (group, option)
 
 

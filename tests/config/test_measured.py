@@ -41,12 +41,14 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1\n")
     monkeypatch.setattr(code_version, "ROOT", tmp_path / "checkout")
-    monkeypatch.setattr(code_version, "digest_by_source", code_version.digest_by_source.__wrapped__)
+    monkeypatch.setattr(
+        code_version, "digest_by_measuring_file", code_version.digest_by_measuring_file.__wrapped__
+    )
     return tmp_path / "checkout"
 
 
 def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path) -> None:
-    before = code_version.digest_by_source()
+    before = code_version.digest_by_measuring_file()
     chosen = {"topk", "cnn_digits", "digits"}
     for file in MEASURING + OTHERS:
         matters = file in MEASURING
@@ -64,14 +66,16 @@ def of_other_code(results: Path, *words: str) -> Attempt:
     """Return an attempt that records another version of one of its source files."""
     config, folders = compose.resolve([*WORDS, *words]), ResultFolders(results)
     attempt = synthetic.timed(folders.store, config)
-    attempt.update_manifest(sources={**code_version.digest_by_source(), "sparsify/methods/topk.py": "0" * 12})
+    attempt.update_manifest(
+        sources={**code_version.digest_by_measuring_file(), "sparsify/methods/topk.py": "0" * 12}
+    )
     return attempt
 
 
 def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Path) -> None:
     folders = ResultFolders(tmp_path)
     new = resume_or_create_attempt(compose.resolve([*WORDS]), folders.store)
-    assert new.manifest["sources"] == code_version.digest_by_source()
+    assert new.manifest["sources"] == code_version.digest_by_measuring_file()
     assert "sparsify/kernels/native.cpp" in new.manifest["sources"]
     assert (
         describe_code_changes([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))])

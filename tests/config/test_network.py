@@ -84,7 +84,7 @@ link=ethernet_1g cluster.link.beta_s_per_byte=.nan -> cluster.link.beta_s_per_by
 
 def test_links_are_found_by_name_and_as_fast_as_their_names_promise() -> None:
     links = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "conf" / "link").glob("*.yaml")}
-    assert links.keys() <= {*choices.options("link")}
+    assert links.keys() <= {*choices.option_names("link")}
     betas = [links[name]["beta_s_per_byte"] for name in FASTEST_FIRST.split()]
     assert betas == sorted(betas)
     for rate in (1, 10, 25, 100):

@@ -27,7 +27,9 @@ def test_a_sweep_grows_and_lists_each_run_once(tmp_path: Path) -> None:
     grid.add_runs_to_sweep(folders, "thesis", [first], print)
     grid.add_runs_to_sweep(folders, "thesis", [second, first], print)
     grid.add_runs_to_sweep(folders, None, [second], print)
-    assert try_read_json_object(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
+    assert try_read_json_object(folders.sweep_index / "thesis.json") == {
+        "runs": [run_id(first), run_id(second)]
+    }
 
 
 def test_a_sweep_has_one_name_that_a_file_can_have() -> None:

@@ -34,7 +34,7 @@ def text_of(cluster: str) -> str:
     """Return what sbatch is given for fig3, without what differs from machine to machine."""
     found = arrays.group_into_arrays(planned("fig3", f"cluster={cluster}"), block=False)
     folders = ResultFolders(Path("/RESULTS"))
-    text = "\n".join(arrays.sbatch_texts(found, folders, "fig3-001"))
+    text = "\n".join(arrays.sbatch_script_previews(found, folders, "fig3-001"))
     text = text.replace(sys.executable, "PYTHON").replace(code_version.code_digest(), "DIGEST")
     text = re.sub(r"\S+ --quiet exec", "RUNTIME --quiet exec", text).replace(" --userns", "")
     return re.sub(r"\S+/(\w+\.sif)", r"IMAGES/\1", re.sub(r"( --mount \S+)+", " --mount FOLDERS", text))
@@ -105,7 +105,7 @@ def test_workers_are_spread_evenly_and_warned_after_they_began() -> None:
 
 
 def test_ports_that_need_no_root_may_be_open() -> None:
-    assert described(ports="1024-65535").open_ports() == range(1024, 2**16)
+    assert described(ports="1024-65535").port_range() == range(1024, 2**16)
 
 
 def test_odd_values_stay_values() -> None:
@@ -113,7 +113,7 @@ def test_odd_values_stay_values() -> None:
     odd = "a b; $(touch x) `y` \"q\" 'z'"
     cluster = described(comment=odd, account="a;b", python="/py thon")
     array = arrays.JobArray(cluster, arrays.job_shape(cluster, run_of(2)), [])
-    worker = WorkerCommand([array.python], "/a folder/$(x)", 1, None, [], False)
+    worker = WorkerCommand([array.node_python], "/a folder/$(x)", 1, None, [], False)
     text = array.script("name", Path("/a folder"), Path("/it's"), worker).text
     odd_lines = [line for line in text.splitlines() if re.search(r"touch x|a;b|/\$\(x\)", line)]
     assert {line.split()[0] for line in odd_lines} == {"#SBATCH"}

@@ -46,7 +46,9 @@ def test_an_attempt_that_another_process_writes_is_left_to_it(run: str, tmp_path
 
 
 def spec_of(run: str, code: Path) -> JobSpec:
-    return JobSpec([run], WorkerCommand(["python"], str(code), 1, None, [], False), tasks=1, requeues=2)
+    return JobSpec(
+        [run], WorkerCommand(["python"], str(code), 1, None, [], False), num_tasks=1, max_requeues=2
+    )
 
 
 def test_a_job_runs_no_code_but_what_was_submitted(

@@ -49,4 +49,4 @@ def rhyme(folder: Path, masked: bool = False) -> Dataset:
     """Return a text in which each word follows from the one before."""
     (folder / "train.txt").write_text("one two three four five six\n" * 100)
     (folder / "test.txt").write_text("one two three four five six\n" * 20)
-    return _presets.read_text("rhyme", folder, ("train.txt", "test.txt"), 7, CPU, masked)
+    return _presets.load_text_dataset("rhyme", folder, ("train.txt", "test.txt"), 7, CPU, masked)

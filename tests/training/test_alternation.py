@@ -20,9 +20,9 @@ from experiments.training.alternation import (
     AlternationSchedule,
     VariantLog,
     VariantTraining,
-    mean_step_seconds,
+    mean_step_s_on_slowest_rank,
     train_alternately,
-    widest_half_width,
+    widest_ratio_half_width,
 )
 from experiments.training.settings import AlternationSettings
 from experiments.training.stop_signal import Preempted
@@ -92,7 +92,7 @@ def test_variants_know_nothing_of_each_other() -> None:
 
         def body(comm: virtual.VirtualComm, name: str = name) -> torch.Tensor:
             timer = PhaseTimer("serialised", comm.now_s)
-            steps = TURNS.steps_of_blocks(TURNS.rules.blocks)
+            steps = TURNS.count_steps_per_variant(TURNS.rules.blocks)
             return first(trainer(comm, timer, name, steps=steps).run().model)
 
         assert torch.equal(together[name], virtual.run(2, body)[0])
@@ -113,18 +113,18 @@ def test_it_goes_on_until_the_ratios_are_known_or_the_time_is_over() -> None:
 
 
 def test_a_signal_ends_the_turns_with_the_round_once_there_are_as_many_as_asked() -> None:
-    endless, steps = with_rules(until=0.0), len(METHODS) * TURNS.steps_of_blocks(3)
+    endless, steps = with_rules(until=0.0), len(METHODS) * TURNS.count_steps_per_variant(3)
     for told_after in (steps - 3, steps):  # in the last round that is asked for, or at its end
         for ended, lines, _ in alternated(endless, told_after=told_after):
             assert (ended.stopped, ended.blocks) == ("signal", 3)
             assert len(lines) == steps
     for ended, lines, _ in alternated(endless, told_after=steps + 1):  # in a round more, which is finished
         assert (ended.stopped, ended.blocks) == ("signal", 4)
-        assert len(lines) == len(METHODS) * TURNS.steps_of_blocks(4)
+        assert len(lines) == len(METHODS) * TURNS.count_steps_per_variant(4)
 
 
 def test_a_signal_before_that_or_in_a_round_that_would_take_too_long_leaves_nothing() -> None:
-    steps = len(METHODS) * TURNS.steps_of_blocks(3)
+    steps = len(METHODS) * TURNS.count_steps_per_variant(3)
     for told_after, seconds in ((1, 0), (len(METHODS), 0), (steps - 6, 0), (steps + 1, 20)):
 
         def clock(_: int, seconds: float = seconds) -> Callable[[], float]:
@@ -139,15 +139,15 @@ def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
     noise = np.exp(0.1 * np.random.default_rng(0).normal(size=20))
     seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * noise}
     shown = estimate_mean(5 * noise, POSITIVE, "blocks").half_width  # by figures
-    assert widest_half_width(seconds) == pytest.approx(shown)
-    assert widest_half_width({"dense": drift[:2], "noisy": noise[:2]}) is None
+    assert widest_ratio_half_width(seconds) == pytest.approx(shown)
+    assert widest_ratio_half_width({"dense": drift[:2], "noisy": noise[:2]}) is None
     # A block in which a worker was suspended all the time.
     lost = {"dense": [*drift, 1.0], "noisy": [*seconds["noisy"], math.nan]}
-    assert widest_half_width(lost) == pytest.approx(shown)
+    assert widest_ratio_half_width(lost) == pytest.approx(shown)
 
 
 def test_a_block_counts_its_slowest_rank_and_not_the_first_step_after_a_switch() -> None:
-    assert mean_step_seconds([[9.0, 1.0, 2.0], [1.0, 3.0, 1.0]]) == pytest.approx(2.5)
-    assert mean_step_seconds([[9.0], [1.0]]) == 9.0
-    assert mean_step_seconds([[9.0, None, 2.0], [1.0, 3.0, 1.0]]) == 2.0  # a worker was suspended
-    assert math.isnan(mean_step_seconds([[None, None], [1.0, 1.0]]))
+    assert mean_step_s_on_slowest_rank([[9.0, 1.0, 2.0], [1.0, 3.0, 1.0]]) == pytest.approx(2.5)
+    assert mean_step_s_on_slowest_rank([[9.0], [1.0]]) == 9.0
+    assert mean_step_s_on_slowest_rank([[9.0, None, 2.0], [1.0, 3.0, 1.0]]) == 2.0  # a worker was suspended
+    assert math.isnan(mean_step_s_on_slowest_rank([[None, None], [1.0, 1.0]]))

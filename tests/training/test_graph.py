@@ -30,10 +30,10 @@ class Repeater(CudaGraphRecorder):
         self.error, self.error_in_result = error, error_in_result
         self.recordings = self.repeats = self.releases = 0
 
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
+    def run_on_capture_stream(self, work: Callable[[], Tensor]) -> Tensor:
         return work()
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         self.recordings += 1
         if self.error:
             raise self.error
@@ -45,7 +45,7 @@ class Repeater(CudaGraphRecorder):
 
         return place, repeat
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         self.releases += 1
 
 
@@ -53,12 +53,17 @@ def trained(
     recorder: CudaGraphRecorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
-    how: dict[str, Any] = {"device": device, "steps": steps, "dtype": torch.float64, "recorder": recorder}
+    how: dict[str, Any] = {
+        "device": device,
+        "steps": steps,
+        "dtype": torch.float64,
+        "graph_recorder": recorder,
+    }
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
         timer = PhaseTimer(mode, comm.now_s)
         found = trainer(comm, timer, "topk", train=TrainSettings(), task={"lr": 0.05}, **how).run()
-        return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
+        return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph_outcome
 
     return virtual.run(RANKS, body)[1]
 
@@ -161,6 +166,6 @@ def test_what_cuda_can_not_capture_leaves_the_stream_as_it_was() -> None:
         return torch.ones(3, device=device).sum() * torch.ones(1, device=device).item()
 
     with pytest.raises(RuntimeError):
-        recorder.record(waits)
+        recorder.capture(waits)
     assert torch.cuda.current_stream(device) == before
     assert waits().item() == 3

@@ -16,7 +16,12 @@ from torchvision import transforms
 from experiments.config import compose, dataset_files
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.datasets.imagenet import MAX_TRIES, crop_center, draw_crop_box, read_image
+from experiments.training.datasets.imagenet import (
+    MAX_TRIES,
+    choose_crop_box,
+    read_image,
+    resize_and_crop_center,
+)
 from experiments.training.networks import small_cnn
 from experiments.training.task import LargeImageTask
 from tests.training.tasks import CPU, evaluate, model_of
@@ -56,7 +61,7 @@ def test_images_are_read_by_number_and_labelled_by_their_folder(root: Path) -> N
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.name == "12 images of 3 classes in place of ImageNet"
     opened = data.read_images(data.test.images)
-    expected = read_image(root / "imagenet" / "val" / "n03" / "4.JPEG", crop_center)
+    expected = read_image(root / "imagenet" / "val" / "n03" / "4.JPEG", resize_and_crop_center)
     assert torch.equal(opened[2], torch.from_numpy(expected.copy()))
 
 
@@ -64,15 +69,17 @@ def test_tested_images_are_what_torchvision_makes_of_them(root: Path) -> None:
     path = root / "imagenet" / "train" / "n01" / "1.JPEG"
     theirs = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
     with Image.open(path) as image:
-        assert np.array_equal(read_image(path, crop_center), np.asarray(theirs(image.convert("RGB"))))
+        assert np.array_equal(
+            read_image(path, resize_and_crop_center), np.asarray(theirs(image.convert("RGB")))
+        )
     Image.new("L", (300, 300), 77).save(path)
-    assert (read_image(path, crop_center) == 77).all()  # a grey image has three channels, too
+    assert (read_image(path, resize_and_crop_center) == 77).all()  # a grey image has three channels, too
 
 
 def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes() -> None:
     draws = torch.rand(500, MAX_TRIES * 4, generator=torch.Generator().manual_seed(0)).tolist()
     for width, height in SIZES:
-        top, left, h, w = torch.tensor([draw_crop_box(width, height, row) for row in draws]).T
+        top, left, h, w = torch.tensor([choose_crop_box(width, height, row) for row in draws]).T
         assert min(top.min(), left.min()) >= 0
         assert (top + h).max() <= height
         assert (left + w).max() <= width
@@ -92,8 +99,8 @@ def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes() ->
 
 def test_an_image_that_no_crop_fits_is_cut_in_the_middle() -> None:
     impossible = [0.999, 0.5, 0.5, 0.5] * MAX_TRIES
-    assert draw_crop_box(1000, 10, impossible) == (0, 493, 10, 13)
-    assert draw_crop_box(10, 1000, impossible) == (493, 0, 13, 10)
+    assert choose_crop_box(1000, 10, impossible) == (0, 493, 10, 13)
+    assert choose_crop_box(10, 1000, impossible) == (493, 0, 13, 10)
 
 
 def test_batches_depend_on_the_run_s_generator_alone_and_begin_anywhere(root: Path) -> None:

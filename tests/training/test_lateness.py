@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.training.loop import published_lateness, seconds_late
+from experiments.training.loop import published_lateness_s, seconds_late
 from experiments.training.settings import LatenessSettings
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -55,7 +55,7 @@ def test_draws_are_of_the_distribution_that_was_asked_for() -> None:
 def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
     """Eight together are one of its rows, in another order; the range is the logs' 32 ms, by their facts."""
     drawn = of_all(300, size, draw="published")
-    rows = {tuple(row) for row in np.sort(published_lateness(), axis=1)}
+    rows = {tuple(row) for row in np.sort(published_lateness_s(), axis=1)}
     for eight in np.split(drawn, size // 8, axis=1):
         assert {tuple(row) for row in np.sort(eight, axis=1)} <= rows
         assert np.ptp(eight, axis=1).mean() == pytest.approx(0.0321, rel=0.1)

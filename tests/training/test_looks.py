@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from analysis.records.schema import ALL
-from experiments.training.selection_looks import (
+from experiments.training.selection_observers import (
     DENSITIES,
     MIN_ELEMENTS,
-    CapturedEnergy,
-    SelectionLooks,
-    histogram,
-    left_out_energy,
-    selected_regions,
+    CapturedEnergyMeter,
+    SelectionObserver,
+    energy_shares_left_out_by_topk,
+    histogram_in_rms_units,
+    selected_region_mask,
 )
 from sparsify.core.bucket import Bucket
 from sparsify.types import SparseVector
@@ -44,31 +44,31 @@ def bell(n: int) -> torch.Tensor:
 def looked_at(*buckets: Bucket) -> LookLines:
     """Return the log of a look at the first step."""
     log = LookLines()
-    watch = there(SelectionLooks(buckets, log, 1, 0).hook_for_step(0))
+    watch = there(SelectionObserver(buckets, log, 1, 0).hook_for_step(0))
     for bucket in buckets:
         watch(bucket.flat, topk(bucket.flat))
     return log
 
 
 def test_a_bell_is_seen_as_a_bell() -> None:
-    xs, densities = map(np.array, histogram(3.0 * bell(100_000)))
+    xs, densities = map(np.array, histogram_in_rms_units(3.0 * bell(100_000)))
     assert densities.sum() * (xs[1] - xs[0]) == pytest.approx(1.0, abs=1e-4)
     assert densities == pytest.approx(np.exp(-(xs**2) / 2) / math.sqrt(2 * math.pi), abs=0.02)
-    assert histogram(torch.zeros(10)) == ([], [])
+    assert histogram_in_rms_units(torch.zeros(10)) == ([], [])
 
 
 def test_what_is_left_out_is_the_energy_that_topk_does_not_keep() -> None:
     values = bell(20_000)
-    found = left_out_energy(values)
+    found = energy_shares_left_out_by_topk(values)
     for density, left in zip(DENSITIES, found, strict=True):
         k = max(1, int(density * len(values)))
         kept = topk(values, k).values.double().square().sum() / values.double().square().sum()
         assert left == pytest.approx(1 - float(kept), abs=1e-6)
-    assert left_out_energy(torch.zeros(5)) == [0.0] * len(DENSITIES)
+    assert energy_shares_left_out_by_topk(torch.zeros(5)) == [0.0] * len(DENSITIES)
 
 
 def test_captured_energy_is_the_share_of_all_buckets_together() -> None:
-    watch = CapturedEnergy()
+    watch = CapturedEnergyMeter()
     buckets = [bell(300), 2 * bell(500)]
     for values in buckets:
         watch(values, topk(values))
@@ -81,17 +81,17 @@ def test_regions_are_the_largest_by_norm_and_single_elements_what_was_selected()
     values = torch.zeros(95)
     values[42], values[93] = 3.0, 2.0
     selected = values != 0
-    assert selected_regions(values, selected, 1, 2 / 95) is selected
-    (found,) = selected_regions(values, selected, 10, 0.1).nonzero().T.tolist()
+    assert selected_region_mask(values, selected, 1, 2 / 95) is selected
+    (found,) = selected_region_mask(values, selected, 10, 0.1).nonzero().T.tolist()
     assert found == [4]
-    (found,) = selected_regions(values, selected, 10, 0.2).nonzero().T.tolist()
+    (found,) = selected_region_mask(values, selected, 10, 0.2).nonzero().T.tolist()
     assert found == [4, 9]
 
 
 def test_what_stays_is_kept_and_what_moves_is_not() -> None:
     """Large values in one region, at another place of it in each step."""
     log = LookLines()
-    looks = SelectionLooks([Bucket(torch.zeros(4000), ("weight",), ((40, 100),))], log, 5, 0)
+    looks = SelectionObserver([Bucket(torch.zeros(4000), ("weight",), ((40, 100),))], log, 5, 0)
     for step in range(12):
         acc = torch.zeros(4000)
         acc[100 + 8 * step : 108 + 8 * step] = 1.0

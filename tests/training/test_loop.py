@@ -107,7 +107,9 @@ def test_in_bf16_products_alone_are_short_and_a_training_goes_nearly_the_same_wa
         def body(comm: virtual.VirtualComm) -> None:
             timer = PhaseTimer("production", comm.now_s)
             train = TrainSettings(epoch_steps=6)
-            worker = trainer(comm, timer, "topk", log, data=digits, steps=6, mixed=mixed, train=train)
+            worker = trainer(
+                comm, timer, "topk", log, data=digits, steps=6, has_bf16_products=mixed, train=train
+            )
             for layer in worker.model.modules():
                 if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
                     layer.register_forward_hook(lambda of, _, outs: products.add((of.training, outs.dtype)))

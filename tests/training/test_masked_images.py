@@ -14,11 +14,17 @@ from torch.nn import functional
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.masked_images import HIDDEN_SHARE, MAE, MaskedImageTask, ModelSize, sine_positions
+from experiments.training.masked_images import (
+    HIDDEN_SHARE,
+    MAE,
+    AutoencoderSize,
+    MaskedImageTask,
+    sine_position_embeddings,
+)
 from tests.training.tasks import CPU, batches_of, evaluate, learn, model_of
 from tests.worker.runs import recorded, stopped_and_straight
 
-SMALL = ModelSize(8, 16, 1, 2, 16, 1, 2)
+SMALL = AutoencoderSize(8, 16, 1, 2, 16, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +66,7 @@ def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dat
 
 
 def test_positions_are_the_paper_s_and_neither_trained_nor_exchanged(data: Dataset) -> None:
-    table = sine_positions(3, 8)[0]
+    table = sine_position_embeddings(3, 8)[0]
     assert table.shape == (10, 8)
     assert not table[0].any()
     for patch in range(9):

@@ -10,9 +10,9 @@ from tests.conftest import fine, python
 
 LEAN = """
 import sys
-from experiments.training.task import skip_compiler_import
+from experiments.training.task import patch_optimizers_to_skip_compiler
 from tests.training import test_optimizers
-skip_compiler_import()
+patch_optimizers_to_skip_compiler()
 print(*test_optimizers.trained(), "torch._dynamo" in sys.modules)
 """
 

@@ -49,7 +49,7 @@ def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
 def test_what_is_recorded_is_read_as_it_was(words: list[str]) -> None:
     config = compose.resolve(words)
     assert Config.from_record(config.as_dict()) == config
-    for dotted in compose.settable_types_of(config):
+    for dotted in compose.settable_type_by_key(config):
         if dotted != "variants":
             assert config.with_setting(dotted, config.get_setting(dotted)) == config
 

@@ -50,8 +50,8 @@ def test_a_step_with_a_stop_on_any_worker_says_so_on_all_and_counts_for_no_time(
         stops = 2 * comm.rank
         steps.make(0, 1.0)
         steps.make(0, 1.0)
-        steps.step_log.write()
-        steps.step_log.end_epoch(0, 2, Metrics(1.5))
+        steps.step_log.write_waiting_steps()
+        steps.step_log.add_epoch(0, 2, Metrics(1.5))
         return steps.log
 
     logs = virtual.run(2, body)
@@ -70,9 +70,9 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
         for step in range(5):
             steps.make(0, 1.0, is_finite=step < first_bad_step[comm.rank])
             if step == 1:
-                steps.step_log.write()
+                steps.step_log.write_waiting_steps()
         with pytest.raises(NonFiniteGradientError) as caught:
-            steps.step_log.write()
+            steps.step_log.write_waiting_steps()
         return str(caught.value)
 
     assert virtual.run(3, body) == [

@@ -24,7 +24,7 @@ def test_all_stop_after_the_same_step_whoever_was_told() -> None:
         for step in range(10**4):
             now[0] += 1e-3 * (1 + comm.rank)  # clocks differ
             if comm.rank == 2 and step == 777:
-                stop.received_at = 0.0
+                stop.received_at_s = 0.0
             if (word := agreement.vote_after_step()) != GO_ON:
                 assert word == STOP
                 return step
@@ -93,7 +93,7 @@ def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
     code = (
         "import os, signal, sys\n"
         "from experiments.training.stop_signal import StopSignal\n"
-        "stop = StopSignal().listen()\n"
+        "stop = StopSignal().install_handlers()\n"
         "if not (child := os.fork()):\n"
         "    os.kill(os.getpid(), int(sys.argv[1]))\n"
         "    os._exit(9 if stop.is_set else 3)\n"
@@ -113,7 +113,7 @@ def test_a_signal_that_was_held_back_is_not_lost() -> None:
         "import os, signal, sys\n"
         "from experiments.training.stop_signal import StopSignal\n"
         "os.kill(os.getpid(), signal.SIGUSR2)\n"
-        "sys.exit(3 if StopSignal().listen().is_set else 4)\n"
+        "sys.exit(3 if StopSignal().install_handlers().is_set else 4)\n"
     )
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, cwd=ROOT, preexec_fn=hold_signals_back, check=False).returncode == 3

@@ -22,7 +22,7 @@ def text(
 ) -> Dataset:
     (folder / "train.txt").write_text(train)
     (folder / "test.txt").write_text(test)
-    return _presets.read_text("words", folder, ("train.txt", "test.txt"), 3, CPU, **how)
+    return _presets.load_text_dataset("words", folder, ("train.txt", "test.txt"), 3, CPU, **how)
 
 
 def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch import nn
 
 import sparsify
 from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, files_of
-from experiments.training.task import skip_compiler_import
+from experiments.training.task import patch_optimizers_to_skip_compiler
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
 
@@ -176,7 +176,7 @@ def train(
 
 def main(declared: str, folder: str) -> None:
     torch.set_num_threads(1)
-    skip_compiler_import()
+    patch_optimizers_to_skip_compiler()
     settings = json.loads(Path(declared).read_text())
     fork = multiprocessing.get_context("fork")
 

@@ -106,11 +106,13 @@ def _text(
     described = FILES[dataset]
     if root is None:
         raise ValueError(f"{described['title']} has no folder: set data.root=FOLDER or $DATA_ROOT")
-    return read_text(described["title"], root / described["folder"], files, length, device, masked, units)
+    return load_text_dataset(
+        described["title"], root / described["folder"], files, length, device, masked, units
+    )
 
 
-def read_text(
-    name: str,
+def load_text_dataset(
+    title: str,
     folder: Path,
     files: tuple[str, str],
     length: int,
@@ -152,7 +154,7 @@ def read_text(
     train = split(train_words)
     test = split(test_words)
     classes = len(vocabulary) + masked
-    return Dataset(name, digest_splits(train, test), train, test, classes, noun="sequences").to(device)
+    return Dataset(title, digest_splits(train, test), train, test, classes, noun="sequences").to(device)
 
 
 def number_words(words: Sequence[str], number_by_word: Mapping[str, int]) -> np.ndarray:
@@ -168,7 +170,7 @@ def number_words(words: Sequence[str], number_by_word: Mapping[str, int]) -> np.
     return table[codes]
 
 
-def read_words(path: Path, length: int, units: Units = "words") -> Sequence[str]:
+def read_words(path: Path, min_words: int, units: Units = "words") -> Sequence[str]:
     """Return the words of a file with an `END` after each line, or all of the file's characters.
 
     Raises:
@@ -185,9 +187,9 @@ def read_words(path: Path, length: int, units: Units = "words") -> Sequence[str]
     words: Sequence[str] = text
     if units == "words":
         words = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
-    if len(words) <= length:
+    if len(words) <= min_words:
         raise ValueError(
-            f"{path} has {len(words)} {units}, and a sequence has {length}; {TEXT_ADVICE}, thousands of them"
+            f"{path} has {len(words)} {units}, and a sequence has {min_words}; {TEXT_ADVICE}, thousands of them"
         )
     return words
 

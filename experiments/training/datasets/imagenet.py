@@ -113,12 +113,12 @@ class ImageFileDataset(Dataset):
         return 3
 
     def read_images(self, images: Tensor) -> Tensor:
-        return self._read(images, [crop_center] * len(images))
+        return self._read(images, [resize_and_crop_center] * len(images))
 
     def augment(self, indices: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, 224, 224, 3). Whatever is in the files, as many numbers are drawn."""
         draws = torch.rand(len(indices), MAX_TRIES * 4 + 1, generator=generator, device=generator.device)
-        crops = [make_random_crop(row) for row in host_sync.to_host(draws)]
+        crops = [make_random_crop_and_flip(row) for row in host_sync.to_host(draws)]
         return self._read(self.train.images[indices], crops)
 
     def _read(self, numbers: Tensor, transforms: Sequence[Callable[[Any], Any]]) -> Tensor:
@@ -144,27 +144,27 @@ def read_image(path: Path, transform: Callable[[Any], Any]) -> NDArray[np.uint8]
         raise ValueError(f"{path} is no image that can be opened ({error}); remove or replace it") from error
 
 
-def crop_center(image: Any) -> Any:
-    """Pixels of a PIL image, as it is evaluated."""
+def resize_and_crop_center(image: Any) -> Any:
+    """Return the middle of a PIL image that was resized before, as it is evaluated."""
     from torchvision.transforms import functional
 
     return functional.center_crop(functional.resize(image, [RESIZED]), [SIDE, SIDE])
 
 
-def make_random_crop(draws: Sequence[float]) -> Callable[[Any], Any]:
+def make_random_crop_and_flip(draws: Sequence[float]) -> Callable[[Any], Any]:
     """Return a function that crops and flips a PIL image, by numbers from 0 to 1."""
 
     def crop(image: Any) -> Any:
         from torchvision.transforms import functional
 
-        top, left, height, width = draw_crop_box(image.width, image.height, draws)
+        top, left, height, width = choose_crop_box(image.width, image.height, draws)
         cropped = functional.resized_crop(image, top, left, height, width, [SIDE, SIDE])
         return functional.hflip(cropped) if draws[-1] < 0.5 else cropped
 
     return crop
 
 
-def draw_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
+def choose_crop_box(width: int, height: int, draws: Sequence[float]) -> Box:
     """Return the first crop drawn that lies within an image of this size, else its middle.
 
     As torchvision's RandomResizedCrop.get_params.

@@ -101,7 +101,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = CausalSelfAttention(width, heads)
         self.further = FeedForward(width)
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class DecoderBlock(nn.Module):
         return outputs
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal attention of several heads, of the normalised stream."""
 
     def __init__(self, width: int, heads: int) -> None:

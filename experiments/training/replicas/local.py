@@ -34,7 +34,7 @@ class LocalReplica:
         self,
         strategy: LocalSteps,
         model: nn.Module,
-        make: MakeOptimizer,
+        make_optimizer: MakeOptimizer,
         comm: Comm,
         timer: PhaseTimer,
         seed: int,
@@ -43,7 +43,7 @@ class LocalReplica:
         for buffer in model.buffers():
             comm.broadcast(buffer)
         self.model = model
-        self.inner = make(model)
+        self.inner = make_optimizer(model)
         self.comm = comm
         # NaN and Inf are what the log looks for, as under a method.
         self.optimiser = LocalOptimizer(
@@ -61,7 +61,7 @@ class LocalReplica:
         set_learning_rate(self.inner, rate)
         self.optimiser.step_locally()
 
-    def exchange(self, epoch: int) -> StepReport:
+    def exchange_if_due(self, epoch: int) -> StepReport:
         """Exchange what is due after the step."""
         self.moved = self.nothing
         self.optimiser.epoch = epoch

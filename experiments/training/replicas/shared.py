@@ -19,17 +19,21 @@ T = TypeVar("T")
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def make_replica(comm: Comm, model: nn.Module, make: MakeOptimizer) -> Replica:
+def make_replica(comm: Comm, model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
     """Give a fresh model rank 0's values, and an optimiser. Collective."""
-    return SharedReplica(comm, model, make) if isinstance(comm, VirtualComm) else Replica(comm, model, make)
+    return (
+        SharedReplica(comm, model, make_optimizer)
+        if isinstance(comm, VirtualComm)
+        else Replica(comm, model, make_optimizer)
+    )
 
 
 class Replica:
     """Parameters, and the optimiser that moves them: a process has its own."""
 
-    def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimizer) -> None:
+    def __init__(self, comm: Comm, model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         broadcast_model(model, comm)
-        self.optimiser = make(model)
+        self.optimiser = make_optimizer(model)
 
     def update(self, rate: float, average: Tensor) -> None:
         """Make the optimizer's step.
@@ -54,13 +58,13 @@ class SharedReplica(Replica):
     compared in every step. Buffers, gradients and residuals are each rank's own.
     """
 
-    def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimizer) -> None:
+    def __init__(self, comm: VirtualComm, model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         self.comm = comm
         for p, shared in zip(
             model.parameters(), comm.make_on_rank_0(lambda: [*model.parameters()]), strict=True
         ):
             p.data = shared.data
-        self.optimiser = comm.make_on_rank_0(lambda: make(model))
+        self.optimiser = comm.make_on_rank_0(lambda: make_optimizer(model))
         for buffer in model.buffers():
             comm.broadcast(buffer)
         self.same: Tensor | None = None  # () bool on the device, of all steps so far
@@ -74,8 +78,8 @@ class SharedReplica(Replica):
         return self.same is None or bool(self.same)
 
 
-def make_shared(comm: Comm, make: Callable[[], T]) -> T:
-    """Make what is alike on all workers: virtual ranks make it once, and share it."""
+def make_once_for_virtual_ranks(comm: Comm, make: Callable[[], T]) -> T:
+    """Call `make`; virtual ranks call it once and share what it returns, which is alike on all workers."""
     return comm.make_on_rank_0(make) if isinstance(comm, VirtualComm) else make()
 
 

@@ -15,7 +15,7 @@ from experiments.figures.benchmark.rules import OWN, digest, rules
 
 def test_tiers_have_links_and_workers_that_there_are() -> None:
     for tier in rules().tiers.values():
-        assert {*tier.links} <= {OWN, *choices.options("link")}
+        assert {*tier.links} <= {OWN, *choices.option_names("link")}
     with pytest.raises(ValueError, match="did you mean 'laptop'"):
         rules().tier("labtop")
 

@@ -38,7 +38,7 @@ MIN_ELEMENTS = 1000  # elements; smaller tensors are not looked at by themselves
 BUCKET_NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
 
 
-class CapturedEnergy:
+class CapturedEnergyMeter:
     """The share ||TopK(u)||^2 / ||u||^2 over all buckets of one step, for u = gradient plus residual.
 
     For selections other than Top-k, what these took. Shi et al. 2019, section 3, bound what is missing from
@@ -66,19 +66,19 @@ class CapturedEnergy:
         return sent / total if total else None
 
 
-def combine_hooks(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHook | None:
-    """Tell both of them of each bucket."""
-    if one is None or other is None:
-        return one or other
+def combine_hooks(first: SelectionHook | None, second: SelectionHook | None) -> SelectionHook | None:
+    """Return a hook that calls both hooks of each bucket; the other one where one is None."""
+    if first is None or second is None:
+        return first or second
 
     def tell(acc: Tensor, sent: SparseVector) -> None:
-        one(acc, sent)
-        other(acc, sent)
+        first(acc, sent)
+        second(acc, sent)
 
     return tell
 
 
-class SelectionLooks:
+class SelectionObserver:
     """The looks of one worker, over its training.
 
     Earlier looks are in no checkpoint: after a resumption nothing is compared with what was before.
@@ -111,21 +111,29 @@ class SelectionLooks:
         selected[sent.indices.long().cpu()] = True
         is_whole = len(self.buckets) == 1
         sizes = [math.prod(shape) for shape in bucket.shapes]
-        self._note(step, "left_out", ALL if is_whole else bucket.names[0], DENSITIES, left_out_energy(values))
+        self._note(
+            step,
+            "left_out",
+            ALL if is_whole else bucket.names[0],
+            DENSITIES,
+            energy_shares_left_out_by_topk(values),
+        )
         tensors = zip(bucket.names, values.split(sizes), selected.split(sizes), strict=True)
         looked_at = [tensor for tensor in tensors if len(tensor[1]) >= MIN_ELEMENTS]
         for name, tensor_values, tensor_selected in (
             [*looked_at, (ALL, values, selected)] if is_whole else looked_at
         ):
-            self._note(step, "histogram", name, *histogram(tensor_values))
+            self._note(step, "histogram", name, *histogram_in_rms_units(tensor_values))
             if name != ALL:
-                self._note(step, "heat", name, range(SLICES), selected_shares(tensor_selected))
+                self._note(step, "heat", name, range(SLICES), selected_share_of_slices(tensor_selected))
             if step == 0:
                 self._note(step, "size", name, [0], [float(len(tensor_values))])
             density = float(tensor_selected.double().mean())
             for size in REGIONS:
                 self._compare(
-                    step, f"{name}/{size}", selected_regions(tensor_values, tensor_selected, size, density)
+                    step,
+                    f"{name}/{size}",
+                    selected_region_mask(tensor_values, tensor_selected, size, density),
                 )
 
     def _compare(self, step: int, name: str, now: Tensor) -> None:
@@ -145,10 +153,10 @@ class SelectionLooks:
 
     def _note(self, step: int, what: str, name: str, xs: Sequence[float], values: Sequence[float]) -> None:
         if all(map(math.isfinite, values)):  # of what diverged there is nothing to see
-            self.log.add("look", step=step, what=what, of=name, xs=[*map(float, xs)], values=[*values])
+            self.log.add_line("look", step=step, what=what, of=name, xs=[*map(float, xs)], values=[*values])
 
 
-def histogram(values: Tensor) -> tuple[list[float], list[float]]:
+def histogram_in_rms_units(values: Tensor) -> tuple[list[float], list[float]]:
     """Middles of bins in standard deviations, and the density of the values there; nothing of zeros."""
     scale = float(values.square().mean().sqrt())
     if not scale:
@@ -160,7 +168,7 @@ def histogram(values: Tensor) -> tuple[list[float], list[float]]:
     return middles, densities
 
 
-def left_out_energy(values: Tensor) -> list[float]:
+def energy_shares_left_out_by_topk(values: Tensor) -> list[float]:
     """Return the share of the energy that Top-k leaves out, at each of `DENSITIES`."""
     energies = values.double().square().sort(descending=True).values.cumsum(0)
     total = float(energies[-1])
@@ -168,20 +176,20 @@ def left_out_energy(values: Tensor) -> list[float]:
     return [1 - float(energies[k - 1]) / total for k in ks] if total else [0.0] * len(ks)
 
 
-def selected_shares(selected: Tensor) -> list[float]:
+def selected_share_of_slices(selected: Tensor) -> list[float]:
     """Return the share of each of `SLICES` slices that was selected."""
     shares: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
     return shares
 
 
-def selected_regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
-    """Return which regions of `size` elements are selected: those with the largest norms.
+def selected_region_mask(values: Tensor, selected: Tensor, region_size: int, density: float) -> Tensor:
+    """Return which regions of `region_size` elements are selected: those with the largest norms.
 
     Their share is `density`. Of single elements, those that were selected.
     """
-    if size == 1:
+    if region_size == 1:
         return selected
-    norms = functional.pad(values, (0, -len(values) % size)).view(-1, size).norm(dim=1)
+    norms = functional.pad(values, (0, -len(values) % region_size)).view(-1, region_size).norm(dim=1)
     count = max(1, round(density * len(norms)))
     is_selected = torch.zeros(len(norms), dtype=torch.bool)
     is_selected[norms.topk(count).indices] = True
