@@ -314,14 +314,14 @@ def _incomparable_reason(claim: Claim, evidence: Evidence, scale: str, chance: C
     required = describe_required_hardware(claim)
     names_hardware = claim.link or claim.accelerator not in ("", ANY_GPU)
     driver_name = "" if claim.accelerator == ANY_GPU else claim.accelerator
-    if claim.accelerator and not captions.is_on_gpu(frames, driver_name):
-        hardware = captions.join_words(captions.distinct_values(frames, "provenance.gpu") or ["a CPU"])
+    if claim.accelerator and not captions.is_entirely_on_gpu(frames, driver_name):
+        hardware = captions.join_with_and(captions.distinct_values(frames, "provenance.gpu") or ["a CPU"])
         return f"about {required}; measured on {hardware}"
     if names_hardware and claim.timed and evidence.is_simulated():
         return f"about {required}; these times are simulated"
     # An emulated link is told by what was found, in the claim's own words.
-    if claim.link and not evidence.is_emulated and not captions.is_over_link(frames, claim.link):
-        links = captions.join_values(frames, "cluster.link.name")
+    if claim.link and not evidence.is_emulated and not captions.is_entirely_over_link(frames, claim.link):
+        links = captions.join_distinct_values(frames, "cluster.link.name")
         return f"about {required}; measured over {links}"
     if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
@@ -383,5 +383,5 @@ def _horizon_text(claim: Claim, frames: Frames) -> str:
         return ""
     if math.isinf(step.value):
         return "not so at the end of every run"
-    steps = captions.join_values(frames, "steps_total", format_number)
+    steps = captions.join_distinct_values(frames, "steps_total", format_number)
     return f"so from step {format_number(round(step.value))} of {steps} on"

@@ -23,13 +23,13 @@ from analysis.pictures.marks import (
     Axes,
     Figure,
     annotate_above,
-    draw_line_across,
+    draw_horizontal_line,
     draw_mean_curve,
-    draw_points,
+    draw_points_with_intervals,
     draw_samples,
     new_figure,
-    set_log_ticks,
-    set_value_ticks,
+    set_log_y_ticks,
+    set_x_ticks_at_values,
 )
 from analysis.pictures.style import MethodStyle
 from analysis.stats import Estimate
@@ -38,13 +38,13 @@ __all__ = [
     "Axes",
     "Figure",
     "annotate_above",
-    "draw_line_across",
+    "draw_horizontal_line",
     "draw_mean_curve",
-    "draw_points",
+    "draw_points_with_intervals",
     "draw_samples",
     "new_figure",
-    "set_log_ticks",
-    "set_value_ticks",
+    "set_log_y_ticks",
+    "set_x_ticks_at_values",
 ]
 NOTHING_TO_DRAW = "nothing to draw: there is no run"
 GridAxes = Literal["x", "y", "both"]
@@ -70,23 +70,23 @@ def compose_figure(
     panels: Sequence[Panel],
     height: float,
     *,
-    rows: int = 1,
+    num_rows: int = 1,
     ylabel: str | Sequence[str] = "",
-    keys: Iterable[Artist] = (),
-    loc: Any = "outside lower center",
-    ncols: int = 0,
+    first_legend_entries: Iterable[Artist] = (),
+    legend_loc: Any = "outside lower center",
+    legend_columns: int = 0,
     **subplot_options: Any,
 ) -> Figure:
-    """Return a figure as wide as a page, with panels beside each other in as many rows.
+    """Return a figure as wide as a page, with panels beside each other in `num_rows` rows.
 
     Args:
         panels: from the upper left, row by row.
         height: in inches.
-        rows: of panels.
+        num_rows: of panels.
         ylabel: of the first panel of each row; one for all, or one for each.
-        keys: first entries of the legend, before all that has a label.
-        loc: where the legend stands outside the panels.
-        ncols: of the legend; by default as many as fit, up to one for each entry.
+        first_legend_entries: first entries of the legend, before all that has a label.
+        legend_loc: where the legend stands outside the panels.
+        legend_columns: of the legend; by default as many as fit, up to one for each entry.
         subplot_options: for `Figure.subplots`.
 
     Raises:
@@ -94,19 +94,27 @@ def compose_figure(
     """
     if not panels:
         raise ValueError(NOTHING_TO_DRAW)
-    columns = len(panels) // rows
-    with new_figure(style.two_column_settings(height), rows, columns, squeeze=False, **subplot_options) as (
+    columns = len(panels) // num_rows
+    with new_figure(
+        style.two_column_rc_settings(height), num_rows, columns, squeeze=False, **subplot_options
+    ) as (
         figure,
         grid,
     ):
         for axes, panel in zip(grid.flat, panels, strict=True):
             panel(axes)
         for axes, label in zip(
-            grid[:, 0], [ylabel] * rows if isinstance(ylabel, str) else ylabel, strict=True
+            grid[:, 0], [ylabel] * num_rows if isinstance(ylabel, str) else ylabel, strict=True
         ):
             axes.set_ylabel(label or axes.get_ylabel())
-        if entries := [*keys, *_labelled_handles(grid.flat)]:
-            _add_legend(figure, entries, loc, [ncols] if ncols else range(len(entries), 0, -1))
+        entries = [*first_legend_entries, *_labelled_handles(grid.flat)]
+        if entries:
+            _add_legend(
+                figure,
+                entries,
+                legend_loc,
+                [legend_columns] if legend_columns else range(len(entries), 0, -1),
+            )
     return figure
 
 
@@ -170,9 +178,9 @@ def curves_panel(
     /,
     lines: Iterable[Curve | FilledArea],
     *,
-    sizes: Sequence[float] = (),
-    log: Sequence[float] = (),
-    level: float | None = None,
+    doubling_x_ticks: Sequence[float] = (),
+    log_y_ticks: Sequence[float] = (),
+    reference_y: float | None = None,
     grid: GridAxes | None = "both",
     **axes_settings: Any,
 ) -> None:
@@ -181,32 +189,32 @@ def curves_panel(
     Args:
         axes: to draw on.
         lines: curves and areas.
-        sizes: the ticks of x, each twice the one before or more.
-        log: the ticks of y, which is then logarithmic.
-        level: of y, drawn across.
+        doubling_x_ticks: the ticks of x, each twice the one before or more.
+        log_y_ticks: the ticks of y, which is then logarithmic.
+        reference_y: of y, drawn across.
         grid: along which axis, if any.
         axes_settings: for `Axes.set`.
     """
     for line in lines:
         _draw_line(axes, line)
-    if level is not None:
-        axes.axhline(level, **REFERENCE_LINE)
-    if sizes:
-        set_doubling_ticks(axes, sizes)
-    finish_axes(axes, log=log, grid=grid, **axes_settings)
+    if reference_y is not None:
+        axes.axhline(reference_y, **REFERENCE_LINE)
+    if doubling_x_ticks:
+        set_doubling_x_ticks(axes, doubling_x_ticks)
+    finish_axes(axes, log_y_ticks=log_y_ticks, grid=grid, **axes_settings)
 
 
 def _draw_line(axes: Axes, line: Curve | FilledArea) -> None:
     if isinstance(line, FilledArea):
         axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
     elif line.x is None:
-        draw_line_across(axes, line.y, line.look, **line.line_options)
+        draw_horizontal_line(axes, line.y, line.look, **line.line_options)
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):
         draw_mean_curve(axes, line.x, line.y, line.look, **line.line_options)
     elif isinstance(line.y, list) and isinstance(line.y[0], Estimate):
-        draw_points(axes, line.x, line.y, line.look, **line.line_options)
+        draw_points_with_intervals(axes, line.x, line.y, line.look, **line.line_options)
     else:
         _draw_curve(axes, line)
 
@@ -252,10 +260,10 @@ class StackedBar(NamedTuple):
     """A whole with its parts, by phase, and the text at its end."""
 
     label: str  # of its place
-    parts: Mapping[str, float]
+    value_by_phase: Mapping[str, float]
     text: str = ""
-    offset: float = 0.0  # aside of its place
-    faint: bool = False  # published
+    x_offset: float = 0.0  # aside of its place
+    is_published: bool = False  # drawn faintly
 
 
 @panel_maker
@@ -263,13 +271,13 @@ def horizontal_stacks_panel(axes: Axes, /, bars: Sequence[StackedBar], **axes_se
     """Draw stacked bars of phases below bar other, each with a text behind it."""
     for y, bar in enumerate(bars):
         left = 0.0
-        for phase, width in bar.parts.items():
-            colour, hatch = marks.phase_fill(phase)
+        for phase, width in bar.value_by_phase.items():
+            colour, hatch = marks.phase_colour_and_hatch(phase)
             edge: dict[str, Any] = {"hatch": hatch, "edgecolor": "#7A7A7A", "linewidth": 0.4}
             axes.barh(y, width, 0.62, left=left, color=colour, **edge)
             left += width
         behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
-        annotate_above(axes, sum(bar.parts.values()), y, bar.text, **behind)
+        annotate_above(axes, sum(bar.value_by_phase.values()), y, bar.text, **behind)
     set_row_labels(axes, [bar.label for bar in bars])
     finish_axes(axes, **axes_settings)
 
@@ -281,7 +289,7 @@ def stacked_bars_panel(
     bars: Sequence[StackedBar],
     *,
     width: float = 0.6,
-    least: float = np.inf,
+    min_labelled_part: float = np.inf,
     **axes_settings: Any,
 ) -> None:
     """Draw stacked bars of phases beside bar other, each with a text above it.
@@ -292,30 +300,34 @@ def stacked_bars_panel(
         axes: to draw on.
         bars: from the left.
         width: of a bar.
-        least: parts of so much show their number.
+        min_labelled_part: parts of so much show their number.
         axes_settings: for `Axes.set`.
     """
     labels = list(dict.fromkeys(bar.label for bar in bars))
     for bar in bars:
-        x = labels.index(bar.label) + bar.offset
-        top = marks.draw_stacked_bar(axes, x, bar.parts, width, bar.faint, least)
-        annotate_above(axes, x, top, bar.text, **({"color": "#777777", "fontsize": 6} if bar.faint else {}))
+        x = labels.index(bar.label) + bar.x_offset
+        top = marks.draw_stacked_phase_bar(
+            axes, x, bar.value_by_phase, width, bar.is_published, min_labelled_part
+        )
+        annotate_above(
+            axes, x, top, bar.text, **({"color": "#777777", "fontsize": 6} if bar.is_published else {})
+        )
     set_place_labels(axes, labels)
     finish_axes(axes, **axes_settings)
 
 
 @panel_maker
 def grouped_bars_panel(
-    axes: Axes, /, groups: BarGroups, *, level: float | None = None, **axes_settings: Any
+    axes: Axes, /, groups: BarGroups, *, reference_y: float | None = None, **axes_settings: Any
 ) -> None:
     """Draw bars with intervals and numbers, in groups."""
     width = 0.8 / max((len(group) for group in groups.values()), default=1)
     for x, group in enumerate(groups.values()):
         for place, (look, origin, value) in enumerate(group):
             position = x + (place - (len(group) - 1) / 2) * width
-            marks.draw_bar(axes, position, value, look, 0.9 * width, origin)
-    if level is not None:
-        axes.axhline(level, **REFERENCE_LINE)
+            marks.draw_bar_with_interval(axes, position, value, look, 0.9 * width, origin)
+    if reference_y is not None:
+        axes.axhline(reference_y, **REFERENCE_LINE)
     set_place_labels(axes, list(groups))
     axes.margins(y=0.12)
     finish_axes(axes, **axes_settings)
@@ -327,52 +339,52 @@ def dots_panel(
     /,
     points: Iterable[Curve],
     *,
-    rows: Sequence[str] = (),
+    row_labels: Sequence[str] = (),
     grid: GridAxes | None = None,
-    log: Sequence[float] = (),
-    factors: bool = False,
+    log_y_ticks: Sequence[float] = (),
+    has_factor_axis: bool = False,
     **axes_settings: Any,
 ) -> None:
-    """Draw single marks; with `rows`, from the top, y is the number of the row.
+    """Draw single marks; with `row_labels`, from the top, y is the number of the row.
 
     Args:
         axes: to draw on.
         points: what to draw.
-        rows: their names.
+        row_labels: their names.
         grid: along which axis, if any.
-        log: the ticks of y, which is then logarithmic.
-        factors: x is of factors, which are ticks of a logarithmic axis.
+        log_y_ticks: the ticks of y, which is then logarithmic.
+        has_factor_axis: x is logarithmic, with factors such as x 2 as its ticks.
         axes_settings: for `Axes.set`.
     """
     for point in points:
         _draw_curve(axes, point, linestyle="")
-    if rows:
-        set_row_labels(axes, rows)
-    if factors:
-        marks.set_factor_axis(axes)
-    finish_axes(axes, grid=grid, log=log, **axes_settings)
+    if row_labels:
+        set_row_labels(axes, row_labels)
+    if has_factor_axis:
+        marks.set_log_factor_x_axis(axes)
+    finish_axes(axes, grid=grid, log_y_ticks=log_y_ticks, **axes_settings)
 
 
 @panel_maker
-def heatmap_panel(axes: Axes, /, cells: np.ndarray, end: float, **axes_settings: Any) -> None:
+def heatmap_panel(axes: Axes, /, cells: np.ndarray, right_x: float, **axes_settings: Any) -> None:
     """Draw rows of cells from the bottom in blues: white is none, darkest four times the mean.
 
     Args:
         axes: to draw on.
         cells: (rows, columns).
-        end: the x of the right edge.
+        right_x: the x of the right edge.
         axes_settings: for `Axes.set`.
     """
     relative = cells / max(float(cells.mean()), 1e-12)
     shown: dict[str, Any] = {"origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 4, "cmap": "Blues"}
-    axes.imshow(relative, extent=(0, end, 0, len(cells)), **shown)
+    axes.imshow(relative, extent=(0, right_x, 0, len(cells)), **shown)
     finish_axes(axes, **axes_settings)
 
 
 def finish_axes(
     axes: Axes,
     *,
-    log: Sequence[float] = (),
+    log_y_ticks: Sequence[float] = (),
     grid: GridAxes | None = None,
     note: str = "",
     **axes_settings: Any,
@@ -381,13 +393,13 @@ def finish_axes(
     axes.set(**axes_settings)
     if note:
         axes.text(0.03, 0.99, note, transform=axes.transAxes, va="top", fontsize=6.5)
-    if len(log):
-        set_log_ticks(axes, log)
+    if len(log_y_ticks):
+        set_log_y_ticks(axes, log_y_ticks)
     if grid:
         axes.grid(visible=True, axis=grid)
 
 
-def set_doubling_ticks(axes: Axes, sizes: Sequence[float], labels: Sequence[str] = ()) -> None:
+def set_doubling_x_ticks(axes: Axes, sizes: Sequence[float], labels: Sequence[str] = ()) -> None:
     """Set a logarithmic x axis of sizes that double, with a tick at each."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, labels or [str(size) for size in sizes])

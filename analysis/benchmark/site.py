@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from analysis import plots
-from analysis.benchmark.cells import CELL_WORDS, Cell, aggregate_column, sort_table_cells
+from analysis.benchmark.cells import CELL_WORDS, Cell, aggregate_column, select_and_sort_table_cells
 from analysis.benchmark.files import EntryFile
 from analysis.pictures import style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
@@ -160,14 +160,14 @@ def _write_link_page(site: Site, content: BenchmarkPagesContent, link: LinkDescr
     timed = [cell for cell in cells if cell.step_ms and cell.loss]
     page = f"link-{link.name}"
     if timed:
-        figure = pareto_figure(timed, [task.name for task in content.tasks], content.workers)
-        style.save_figure(figure, site.folder, page)
+        figure = draw_pareto_figure(timed, [task.name for task in content.tasks], content.workers)
+        style.save_png_pdf_svg(figure, site.folder, page)
         for kind in ("png", "pdf"):
             (site.folder / f"{page}.{kind}").unlink()
     tables = []
     for task in content.tasks:
         for workers in content.workers:
-            if rows := sort_table_cells(cells, task.name, workers, link.name):
+            if rows := select_and_sort_table_cells(cells, task.name, workers, link.name):
                 tables.append((task, workers, rows))
     site.write_page("link", page, link=link, tables=tables, pictured=bool(timed))
 
@@ -216,7 +216,7 @@ def _tried_rates_text(entry: EntryFile, task: str) -> str:
     return f"{format_number(rates.min())} to {format_number(rates.max())}{at_end}"
 
 
-def entry_style(name: str, place: int) -> style.MethodStyle:
+def entry_method_style(name: str, place: int) -> style.MethodStyle:
     """Return an entry's look: the method's in all figures, else one that its place gives."""
     if name in METHODS_WITH_STYLE:
         return style.method_style(name)._replace(label=name)
@@ -225,21 +225,23 @@ def entry_style(name: str, place: int) -> style.MethodStyle:
     )
 
 
-def pareto_figure(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) -> plots.Figure:
+def draw_pareto_figure(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) -> plots.Figure:
     """Return a picture of a link: loss at the end of the budget against the mean step.
 
     A line joins the entries than which no other is better in both.
     """
     places = itertools.count()
     names = dict.fromkeys(cell.entry for cell in cells)
-    styles = {name: entry_style(name, 0 if name in METHODS_WITH_STYLE else next(places)) for name in names}
+    styles = {
+        name: entry_method_style(name, 0 if name in METHODS_WITH_STYLE else next(places)) for name in names
+    }
     panels = []
     for size in workers:
         for task in tasks:
             shown = [cell for cell in cells if (cell.task, cell.workers) == (task, size)]
             panels.append(_pareto_panel(shown, styles, f"{task}, {size} workers"))
     return plots.compose_figure(
-        panels, 2.2 * len(workers) + 1.0, rows=len(workers), ylabel="Loss at the end of the budget (nats)"
+        panels, 2.2 * len(workers) + 1.0, num_rows=len(workers), ylabel="Loss at the end of the budget (nats)"
     )
 
 

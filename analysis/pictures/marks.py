@@ -103,7 +103,7 @@ def draw_mean_mark(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> 
         axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
 
 
-def draw_points(
+def draw_points_with_intervals(
     axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: MethodStyle, **line_options: Any
 ) -> None:
     """Draw values with their intervals, joined by a line."""
@@ -113,7 +113,7 @@ def draw_points(
         draw_mean_mark(axes, position, value, look)
 
 
-def draw_line_across(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
+def draw_horizontal_line(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
     """Draw a value that holds for every x, as a line across, and its interval as a band."""
     line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
     axes.axhline(value.value, color=look.colour, **line | line_options)
@@ -121,22 +121,22 @@ def draw_line_across(axes: Axes, value: Estimate, look: MethodStyle, **line_opti
         axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
 
 
-def set_value_ticks(axes: Axes, places: Mapping[Any, float], label: str) -> None:
+def set_x_ticks_at_values(axes: Axes, position_by_value: Mapping[Any, float], label: str) -> None:
     """Set an x axis with a tick at each of these values, logarithmic where numbers span much."""
-    positions = list(places.values())
+    positions = list(position_by_value.values())
     axes.set_xlabel(label)
     spans_much = bool(positions) and 0 < LOG_AXIS_RATIO * min(positions) <= max(positions)
-    if spans_much and list(places) == positions:
+    if spans_much and list(position_by_value) == positions:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_major_formatter(
-        FixedFormatter([format_number(x) if isinstance(x, float) else str(x) for x in places])
+        FixedFormatter([format_number(x) if isinstance(x, float) else str(x) for x in position_by_value])
     )
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
 
 
-def draw_labelled_points(
+def draw_labelled_points_log_x(
     axes: Axes, x: Sequence[float], y: Sequence[float], names: Sequence[str], inches: tuple[float, float]
 ) -> None:
     """Draw points on a logarithmic x axis with a name beside each, which covers neither a point nor a name.
@@ -156,13 +156,13 @@ def draw_labelled_points(
     origin = np.array([left, bottom])
     scale = np.array(inches) / (right - left, top - bottom)
     places = (np.column_stack([np.log10(x), y]) - origin) * scale
-    taken: list[Box] = [(*(place - 0.03), *(place + 0.03)) for place in places]
+    occupied: list[Box] = [(*(place - 0.03), *(place + 0.03)) for place in places]
     line: dict[str, Any] = {"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0}
     for index in np.argsort(-np.asarray(y)):
         across, up = places[index]
         boxes = list(_candidate_boxes(across, up, 0.6 * len(names[index]) * LABEL_FONT_PT / 72))
-        box = next((candidate for candidate in boxes if _is_free(candidate, taken, inches)), boxes[0])
-        taken.append(box)
+        box = next((candidate for candidate in boxes if _is_free(candidate, occupied, inches)), boxes[0])
+        occupied.append(box)
         exponent, level = np.array([box[0], (box[1] + box[3]) / 2]) / scale + origin
         point = (x[index], y[index])
         axes.annotate(
@@ -192,9 +192,11 @@ def _is_free(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bo
     )
 
 
-def draw_shaded_curve(axes: Axes, x: pd.Series, y: pd.Series, look: MethodStyle, shade: float) -> None:
+def draw_curve_with_end_label(
+    axes: Axes, x: pd.Series, y: pd.Series, look: MethodStyle, opacity: float
+) -> None:
     """Draw one of several curves of a method, told apart by opacity and a label at its end."""
-    axes.plot(x, y, color=look.colour, alpha=shade)
+    axes.plot(x, y, color=look.colour, alpha=opacity)
     axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
                   textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
 
@@ -204,41 +206,41 @@ def draw_published_points(axes: Axes, x: float, values: Sequence[float], look: M
     axes.plot([x] * len(values), values, marker=look.marker, mec=look.colour, **OPEN_MARKS)
 
 
-def draw_stacked_bar(
+def draw_stacked_phase_bar(
     axes: Axes,
     x: float,
-    parts: Mapping[str, float],
+    height_by_phase: Mapping[str, float],
     width: float = 0.6,
     faint: bool = False,
-    least: float = np.inf,
+    min_labelled_height: float = np.inf,
 ) -> float:
     """Draw a stacked bar of phases, from the bottom up, and return its height.
 
     Args:
         axes: to draw on.
         x: of its middle.
-        parts: heights by phase.
+        height_by_phase: of its parts, from the bottom up.
         width: of the bar.
         faint: of published data.
-        least: parts of at least this height show their number.
+        min_labelled_height: parts of at least this height show their number.
     """
     bottom = 0.0
-    for phase, height in parts.items():
-        colour, hatch = phase_fill(phase)
+    for phase, height in height_by_phase.items():
+        colour, hatch = phase_colour_and_hatch(phase)
         edge: dict[str, Any] = {
             "edgecolor": "#7A7A7A",
             "linewidth": 0.4,
             "alpha": PUBLISHED_OPACITY if faint else 1.0,
         }
         axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
-        if height >= least:
+        if height >= min_labelled_height:
             _write_inside(axes, x, bottom + height / 2, height, phase, faint)
         bottom += height
     return bottom
 
 
 def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
-    """Return legend entries of `draw_stacked_bar` and `draw_lane`, with other labels where they are given."""
+    """Return legend entries of `draw_stacked_phase_bar` and `draw_rank_lane`, with other labels where they are given."""
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
         Patch(facecolor=phase.colour, hatch=phase.hatch, label=labels.get(phase.name, phase.label), **edge)
@@ -257,7 +259,7 @@ FILL_BY_ORIGIN: dict[str, dict[str, Any]] = {
 }
 
 
-def draw_bar(
+def draw_bar_with_interval(
     axes: Axes, x: float, value: Estimate, look: MethodStyle, width: float, origin: str = "ours"
 ) -> None:
     """Draw one bar with its interval and its number."""
@@ -275,7 +277,7 @@ def draw_interval(axes: Axes, x: float, value: Estimate) -> None:
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
 
 
-def draw_dot(
+def draw_dot_with_interval(
     axes: Axes, y: float, value: Estimate, marker: str, colour: str, shows_interval: bool = False
 ) -> None:
     """Draw one value at a height, with its interval along the x axis and its number beside it.
@@ -302,14 +304,14 @@ def draw_dot(
 
 
 def dot_legend_handles(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
-    """Return legend entries of `draw_dot`: marker and colour by origin."""
+    """Return legend entries of `draw_dot_with_interval`: marker and colour by origin."""
     return [
         Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=origin)
         for origin, (marker, colour) in origins.items()
     ]
 
 
-def set_factor_axis(axes: Axes) -> None:
+def set_log_factor_x_axis(axes: Axes) -> None:
     """Set a logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -329,17 +331,17 @@ def annotate_above(axes: Axes, x: float, y: float, text: str, **options: Any) ->
 
 
 def origin_legend_handles(origins: Iterable[str]) -> list[Patch]:
-    """Return legend entries of `draw_bar`, in grey because every method has these origins."""
+    """Return legend entries of `draw_bar_with_interval`, in grey because every method has these origins."""
     grey = "#555555"
     return [
         Patch(edgecolor=grey, linewidth=0.8, label=origin, **_bar_fill(origin, grey)) for origin in origins
     ]
 
 
-def draw_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
+def draw_rank_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
     """Draw one rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
     for phase, of_phase in spans.groupby("phase", sort=False):
-        colour, hatch = phase_fill(str(phase))
+        colour, hatch = phase_colour_and_hatch(str(phase))
         bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
         axes.broken_barh(
             bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
@@ -349,7 +351,7 @@ def draw_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height:
                 _write_inside(axes, start + took / 2, y, took, str(phase))
 
 
-def set_log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+def set_log_y_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     """Set a logarithmic y axis with plain numbers at these ticks."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
@@ -365,7 +367,7 @@ def _bar_fill(origin: str, colour: str) -> dict[str, Any]:
 
 def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
     """Write a phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
-    colour, hatch = phase_fill(phase)
+    colour, hatch = phase_colour_and_hatch(phase)
     text = axes.text(
         x,
         y,
@@ -379,7 +381,7 @@ def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, fain
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
-def phase_fill(phase: str) -> tuple[str, str]:
+def phase_colour_and_hatch(phase: str) -> tuple[str, str]:
     """Return colour and hatch of a phase's bars."""
     listed_phase = phase_list.find_phase_or_default(phase)
     return listed_phase.colour, listed_phase.hatch

@@ -60,9 +60,9 @@ def draw_curves_and_ends(
         panels.append(_curves_panel(frames, replicates, column, column == last))
         panels.append(_ends_panel(frames, replicates, column, column == last))
     return plots.compose_figure(
-        panels, 2.6 * len(axis_labels_by_column) + 0.3, rows=len(axis_labels_by_column),
+        panels, 2.6 * len(axis_labels_by_column) + 0.3, num_rows=len(axis_labels_by_column),
         ylabel=list(axis_labels_by_column.values()),
-        loc="outside upper center", sharex="col", sharey="row", width_ratios=(3.2, 1),
+        legend_loc="outside upper center", sharex="col", sharey="row", width_ratios=(3.2, 1),
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _curves_panel(
     """Return our curves, the published ones, and where the learning rate falls."""
     axes: dict[str, Any] = {"xlim": (0, 1.01 * float(frames.epochs["step"].max()))}
     if column.endswith("loss"):
-        axes |= {"log": LOG_TICKS, "ylim": (BELOW * LOG_TICKS[0], ABOVE * LOG_TICKS[-1])}
+        axes |= {"log_y_ticks": LOG_TICKS, "ylim": (BELOW * LOG_TICKS[0], ABOVE * LOG_TICKS[-1])}
     curves = []
     for line in replicates.values():
         table = mean_curve(frames, line.run_keys, column)
@@ -142,7 +142,7 @@ def convergence_facts(frames: Frames) -> dict[str, str]:
     warm = [
         text for text in captions.distinct_values(frames, "method.density_warmup") if text not in ("[]", "")
     ]
-    clock = captions.join_words(captions.distinct_values(frames, "train.epoch_steps") or [""])
+    clock = captions.join_with_and(captions.distinct_values(frames, "train.epoch_steps") or [""])
     losses = [
         published.column_by_machine(method, PUBLISHED_COLUMNS["val_loss"]) for method in yoon2022.METHODS
     ]
@@ -150,7 +150,7 @@ def convergence_facts(frames: Frames) -> dict[str, str]:
     is_cut = highest > ABOVE * LOG_TICKS[-1]
     return {
         "densities": setting_values_text(frames, "method.density"),
-        "raised": f", raised to at least {captions.join_words(warm)} in the first epochs" * bool(warm),
+        "raised": f", raised to at least {captions.join_with_and(warm)} in the first epochs" * bool(warm),
         "epoch": f" An epoch of this clock has {clock} steps, as theirs." * bool(clock),
         "cut": f" The axis is cut: a published job rises to {format_number(highest)}." * is_cut,
     }

@@ -26,20 +26,20 @@ _DATA = papers.item_data("zhang.stable-throughput")
 class ModelFamily(NamedTuple):
     """A model of the slides, and the small one that stands for it."""
 
-    small: str
-    large: str  # the slides'
-    elements: int  # of the large one
+    small_label: str
+    large_label: str  # the slides'
+    large_elements: int
 
     @property
-    def hours(self) -> Mapping[str, float]:
-        """Published hours of its training, by method."""
-        hours: Mapping[str, float] = papers.published_value(f"zhang.hours.{self.large}")
+    def published_hours_by_method(self) -> Mapping[str, float]:
+        """Published hours of the large model's training."""
+        hours: Mapping[str, float] = papers.published_value(f"zhang.hours.{self.large_label}")
         return hours
 
-    def published_speedup(self, method: str) -> float | None:
-        """Return the hours of dense training over those of the method."""
-        hours = self.hours.get(method)
-        return self.hours["dense"] / hours if hours and method != "dense" else None
+    def published_speedup_over_dense(self, method: str) -> float | None:
+        """Return the hours of dense training over those of the method; None without any, and for dense."""
+        hours = self.published_hours_by_method.get(method)
+        return self.published_hours_by_method["dense"] / hours if hours and method != "dense" else None
 
 
 FAMILIES = {task: ModelFamily(**entry) for task, entry in _DATA["families"].items()}
@@ -84,18 +84,18 @@ def selection_and_exchange_s(frames: Frames, method: str, elements: int, link: c
     return selection_s_by_method(frames, elements)[method] + exchange_s
 
 
-def computing_s_for_speedup(ratio: float, dense_s: float, own_s: float) -> float | None:
-    """Return the seconds of computing at which the speed-up is this ratio; None where there is none."""
-    seconds = (dense_s - ratio * own_s) / (ratio - 1)
+def computing_s_for_speedup(speedup: float, dense_added_s: float, method_added_s: float) -> float | None:
+    """Return the seconds of computing at which a method has this speed-up over dense; None without any."""
+    seconds = (dense_added_s - speedup * method_added_s) / (speedup - 1)
     return seconds if seconds > 0 else None
 
 
 def oktopk_to_stable_added_time_ratio(frames: Frames, family: ModelFamily) -> Estimate | None:
     """Return the ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
-    if not {"oktopk", "stable_topk"} <= set(selection_s_by_method(frames, family.elements)):
+    if not {"oktopk", "stable_topk"} <= set(selection_s_by_method(frames, family.large_elements)):
         return None
     oktopk_s, stable_s = (
-        selection_and_exchange_s(frames, method, family.elements, LINKS["10 Gbit/s"])
+        selection_and_exchange_s(frames, method, family.large_elements, LINKS["10 Gbit/s"])
         for method in ("oktopk", "stable_topk")
     )
     return Estimate(oktopk_s / stable_s)
@@ -105,22 +105,24 @@ def first_family_speedups_panel(frames: Frames) -> plots.Panel:
     """Return speed-ups over dense by the time of computing, of the first family."""
     family = next(iter(FAMILIES.values()))
     lines = []
-    for method in selection_s_by_method(frames, family.elements):
+    for method in selection_s_by_method(frames, family.large_elements):
         if method == "dense":
             continue
         for name, link in LINKS.items():
-            dense_s, own_s = (
-                selection_and_exchange_s(frames, other, family.elements, link) for other in ("dense", method)
+            dense_s, method_s = (
+                selection_and_exchange_s(frames, other, family.large_elements, link)
+                for other in ("dense", method)
             )
-            ratios = (COMPUTING_S + dense_s) / (COMPUTING_S + own_s)
-            how = {"linestyle": DASHES[name], "marker": ""}
-            lines.append(plots.Curve(UNNAMED[method], COMPUTING_S, ratios, how))
-        if published := family.published_speedup(method):
+            ratios = (COMPUTING_S + dense_s) / (COMPUTING_S + method_s)
+            line_style = {"linestyle": DASHES[name], "marker": ""}
+            lines.append(plots.Curve(UNNAMED[method], COMPUTING_S, ratios, line_style))
+        published = family.published_speedup_over_dense(method)
+        if published:
             lines.append(plots.Curve(UNNAMED[method], None, Estimate(published), plots.PUBLISHED_LINE))
     return plots.curves_panel(
-        lines, log=(0.2, 0.5, 1, 2, 5, 10, 20, 50), xscale="log", xlabel="Computing in a step (s)",
+        lines, log_y_ticks=(0.2, 0.5, 1, 2, 5, 10, 20, 50), xscale="log", xlabel="Computing in a step (s)",
         ylabel="Dense's step / own, simulated",
-        title=f"{family.large}'s size\n{', dashed '.join(LINKS).replace(' Gbit/s', '', 1)}",
+        title=f"{family.large_label}'s size\n{', dashed '.join(LINKS).replace(' Gbit/s', '', 1)}",
     )  # fmt: skip
 
 
@@ -128,22 +130,22 @@ def large_models_table(frames: Frames) -> Table:
     """Return what each method adds to computing, and the computing at which hours are as published."""
     rows = []
     for family in FAMILIES.values():
-        for method, seconds in selection_s_by_method(frames, family.elements).items():
-            ratio = family.published_speedup(method)
+        for method, seconds in selection_s_by_method(frames, family.large_elements).items():
+            ratio = family.published_speedup_over_dense(method)
             for name, link in LINKS.items():
-                dense_s, own_s = (
-                    selection_and_exchange_s(frames, other, family.elements, link)
+                dense_s, method_s = (
+                    selection_and_exchange_s(frames, other, family.large_elements, link)
                     for other in ("dense", method)
                 )
                 rows.append({
-                    "model": family.large,
+                    "model": family.large_label,
                     "method": LOOKS[method].label,
                     "link": name,
                     "selecting": 1e3 * seconds,
-                    "adds to computing": 1e3 * own_s,
+                    "adds to computing": 1e3 * method_s,
                     "published hours, dense / own": ratio,
                     "computing that gives this":
-                        computing_s_for_speedup(ratio, dense_s, own_s) if ratio else None,
+                        computing_s_for_speedup(ratio, dense_s, method_s) if ratio else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
     note = papers.text_template("zhang.stable-throughput.note")

@@ -51,11 +51,11 @@ def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
         "recipe": "eghlidi2020", "profile": profile, "cluster": "virtual", "timing.mode": "production",
         **TRAININGS[profile],
     }  # fmt: skip
-    workers = (1, 2) if profile == "smoke" else WORKERS
+    worker_counts = (1, 2) if profile == "smoke" else WORKERS
     return [
-        Run({**shared, **_cell_settings(scheme, scope, size, profile), "workers": size, "seed": seed})
+        Run({**shared, **_cell_settings(scheme, scope, workers, profile), "workers": workers, "seed": seed})
         for seed in seeds[profile]
-        for size in workers
+        for workers in worker_counts
         for scheme, scope in ROWS
     ]
 
@@ -63,19 +63,19 @@ def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-def _cell_settings(scheme: str, scope: str, size: int, profile: str) -> RunSettings:
+def _cell_settings(scheme: str, scope: str, workers: int, profile: str) -> RunSettings:
     """Return the settings of a cell of the table; at the paper's scale with its rate and its momentum."""
     scoped = {} if scheme == DENSE else {"method.scope": SCOPE_NAMES[scope]}
     if profile != "paper":
         return {**SCHEMES[scheme], **NO_MOMENTUM, **scoped}
     momentum = {} if scheme == DENSE else NO_MOMENTUM
-    return {**SCHEMES[scheme], **momentum, **scoped, "task.lr": round(THEIR_RATES[scope] * size, 2)}
+    return {**SCHEMES[scheme], **momentum, **scoped, "task.lr": round(THEIR_RATES[scope] * workers, 2)}
 
 
-def cell_run_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
+def cell_run_keys(frames: Frames, scheme: str, scope: str, workers: int) -> list[str]:
     """Return the runs of one cell; standard SGD has no scope."""
     settings = SCHEMES[scheme]
-    columns: dict[str, Any] = {"method.name": settings["method"], "workers": size}
+    columns: dict[str, Any] = {"method.name": settings["method"], "workers": workers}
     if scheme != DENSE:
         columns["method.scope"] = SCOPE_NAMES[scope]
     if "random" in settings["method"]:
@@ -83,9 +83,9 @@ def cell_run_keys(frames: Frames, scheme: str, scope: str, size: int) -> list[st
     return find_run_keys(frames, columns)
 
 
-def final_cell_accuracy(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
+def final_cell_accuracy(frames: Frames, scheme: str, scope: str, workers: int) -> Estimate | None:
     """Return the accuracy at the end of one cell, over seeds."""
-    return final_mean(frames, cell_run_keys(frames, scheme, scope, size), COLUMN)
+    return final_mean(frames, cell_run_keys(frames, scheme, scope, workers), COLUMN)
 
 
 # --- over the table: differences of each seed's trainings, so that the interval is over seeds
@@ -111,9 +111,9 @@ def mean_allgather_margin_over_allreduce(frames: Frames, scheme: str) -> Estimat
     """Return allGather less allReduce with several workers, both scopes: the mean of six pairs."""
     return _mean_over_seeds(
         [
-            _ends(frames, f"{scheme} (allGather)", scope, size)
-            - _ends(frames, f"{scheme} (allReduce)", scope, size)
-            for scope, size in product(SCOPES, WORKERS[1:])
+            _ends(frames, f"{scheme} (allGather)", scope, workers)
+            - _ends(frames, f"{scheme} (allReduce)", scope, workers)
+            for scope, workers in product(SCOPES, WORKERS[1:])
         ],
         "mean",
     )
@@ -122,16 +122,16 @@ def mean_allgather_margin_over_allreduce(frames: Frames, scheme: str) -> Estimat
 def least_layerwise_margin_over_global(frames: Frames, *schemes: str) -> Estimate | None:
     """Return the least margin of layer-wise selection over global, of these schemes and any workers."""
     return _mean_over_seeds([
-        _ends(frames, scheme, SCOPES[0], size) - _ends(frames, scheme, SCOPES[1], size)
-        for scheme, size in product(schemes, WORKERS)
+        _ends(frames, scheme, SCOPES[0], workers) - _ends(frames, scheme, SCOPES[1], workers)
+        for scheme, workers in product(schemes, WORKERS)
     ])  # fmt: skip
 
 
 def least_topk_margin_over_others(frames: Frames, scope: str) -> Estimate | None:
     """Return the least margin of Top-k over each other sparse scheme, with any number of workers."""
     return _mean_over_seeds([
-        _ends(frames, "Top-k", scope, size) - _ends(frames, other, scope, size)
-        for other, size in product(SPARSE[1:], WORKERS)
+        _ends(frames, "Top-k", scope, workers) - _ends(frames, other, scope, workers)
+        for other, workers in product(SPARSE[1:], WORKERS)
     ])  # fmt: skip
 
 
@@ -153,11 +153,12 @@ def _loss(frames: Frames, scheme: str, scope: str) -> pd.Series[float]:
     return _ends(frames, scheme, scope, FEWEST) - _ends(frames, scheme, scope, MOST)
 
 
-def _ends(frames: Frames, scheme: str, scope: str, size: int) -> pd.Series[float]:
+def _ends(frames: Frames, scheme: str, scope: str, workers: int) -> pd.Series[float]:
     """Return the accuracy at the end of each training of a cell, by seed."""
     ends = {}
-    for key in cell_run_keys(frames, scheme, scope, size):
-        if end := final_mean(frames, [key], COLUMN):
+    for key in cell_run_keys(frames, scheme, scope, workers):
+        end = final_mean(frames, [key], COLUMN)
+        if end:
             ends[value_of_run(frames, key, "seed")] = end.value
     by_seed: pd.Series[float] = pd.Series(ends, dtype=float)
     return by_seed
@@ -175,16 +176,18 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         lines = []
         printed = list[plots.Curve]()
         for scheme in LOOKS:
-            cells = {size: final_cell_accuracy(frames, scheme, scope, size) for size in WORKERS}
-            known = {size: end for size, end in cells.items() if end is not None}
-            lines.append(_scheme_line(scheme, list(known), list(known.values())))
+            cells = {workers: final_cell_accuracy(frames, scheme, scope, workers) for workers in WORKERS}
+            measured = {workers: end for workers, end in cells.items() if end is not None}
+            lines.append(_scheme_line(scheme, list(measured), list(measured.values())))
             printed.append(_scheme_line(scheme, WORKERS, list(published.scheme_accuracies(scheme)[row])))
         lines += _chance_lines(frames)
-        ours.append(plots.curves_panel(lines, sizes=WORKERS, title=f"{scope} selection", ylim=(0, None)))
+        ours.append(
+            plots.curves_panel(lines, doubling_x_ticks=WORKERS, title=f"{scope} selection", ylim=(0, None))
+        )
         title = f"Table 1 as printed: {scope}"
-        theirs.append(plots.curves_panel(printed, sizes=WORKERS, xlabel="Workers", title=title))
-    how: dict[str, Any] = {"ncols": 4, "sharey": "row", "height_ratios": (1.5, 1)}
-    return plots.compose_figure([*ours, *theirs], 5.4, rows=2, ylabel="Test accuracy (%)", **how)
+        theirs.append(plots.curves_panel(printed, doubling_x_ticks=WORKERS, xlabel="Workers", title=title))
+    layout: dict[str, Any] = {"legend_columns": 4, "sharey": "row", "height_ratios": (1.5, 1)}
+    return plots.compose_figure([*ours, *theirs], 5.4, num_rows=2, ylabel="Test accuracy (%)", **layout)
 
 
 def _chance_lines(frames: Frames) -> list[plots.Curve]:
@@ -200,17 +203,18 @@ def _scheme_line(scheme: str, sizes: Sequence[int], values: list[Any]) -> plots.
     """Return a scheme's line, a little aside of the others'; dashed where all workers send the same."""
     aside = ASIDE ** (list(LOOKS).index(scheme) - (len(LOOKS) - 1) / 2)
     how = {"linestyle": "--" if "allReduce" in scheme else "-"}
-    return plots.Curve(LOOKS[scheme], [size * aside for size in sizes], values, how)
+    return plots.Curve(LOOKS[scheme], [workers * aside for workers in sizes], values, how)
 
 
 def table(frames: Frames) -> Table:
     rows = [
         {
-            "scheme": scheme, "scope": scope, "workers": size,
-            "accuracy": final_cell_accuracy(frames, scheme, scope, size), "paper": TABLE[scheme][scope][size],
+            "scheme": scheme, "scope": scope, "workers": workers,
+            "accuracy": final_cell_accuracy(frames, scheme, scope, workers),
+            "paper": TABLE[scheme][scope][workers],
         }
-        for scheme, scope, size in CELLS
-        if cell_run_keys(frames, scheme, scope, size)
+        for scheme, scope, workers in CELLS
+        if cell_run_keys(frames, scheme, scope, workers)
     ]  # fmt: skip
     return Table.from_rows("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
 
@@ -232,14 +236,14 @@ def claims() -> list[Claim]:
                 final_cell_accuracy,
                 scheme,
                 scope,
-                size,
-                case=f"{scheme}.{scope}.{size}",
+                workers,
+                case=f"{scheme}.{scope}.{workers}",
                 scheme=scheme,
                 scope=scope,
-                size=size,
-                paper=TABLE[scheme][scope][size],
+                size=workers,
+                paper=TABLE[scheme][scope][workers],
             )
-            for scheme, scope, size in CELLS
+            for scheme, scope, workers in CELLS
         ),
         *(
             make_claim(

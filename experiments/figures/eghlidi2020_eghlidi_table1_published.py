@@ -52,14 +52,14 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                 )
                 for name, look in LOOKS.items()
             ],
-            sizes=WORKERS,
+            doubling_x_ticks=WORKERS,
             xlabel="Workers",
             title=title,
             ylim=limits,
         )
         for scope, title, limits in SHOWN
     ]
-    return plots.compose_figure(panels, 2.9, ylabel="Test accuracy (%)", ncols=3)
+    return plots.compose_figure(panels, 2.9, ylabel="Test accuracy (%)", legend_columns=3)
 
 
 def scheme_accuracies(name: str) -> np.ndarray:

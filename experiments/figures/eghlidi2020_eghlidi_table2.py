@@ -54,7 +54,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panel = plots.horizontal_stacks_panel(
         bars, xlabel=f"Time per step (ms{captions.simulated_suffix(frames)})", xmargin=0.14
     )
-    return plots.compose_figure([panel], 2.4, keys=keys, ncols=5)
+    return plots.compose_figure([panel], 2.4, first_legend_entries=keys, legend_columns=5)
 
 
 def _bar_text(frames: Frames, method: str) -> str:
@@ -101,7 +101,7 @@ def _keys(frames: Frames, method: str) -> list[str]:
 
 def _step_ratio(frames: Frames, method: str) -> Estimate | None:
     """Return the time of a step over that of standard SGD."""
-    return yoon2022.step_time_ratio_to_baseline(frames, method, mode=MODE)
+    return yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=MODE)
 
 
 def _dense_ratio(frames: Frames, method: str) -> Estimate | None:

@@ -223,13 +223,13 @@ class Figure:
         if text:
             facts = self.module.facts(frames) if hasattr(self.module, "facts") else {}
             return captions.fill_caption(text, frames, facts)
-        return captions.describe_setting(frames) if len(frames.runs) else ""
+        return captions.describe_setting_with_remarks(frames) if len(frames.runs) else ""
 
     def summary_sentences(self, frames: Frames) -> list[str]:
         """Return what the figure's runs show, in plain sentences, beside what its paper says of the same."""
         from analysis.pictures import summary
 
-        return summary.summarize_runs(
+        return summary.summarize_runs_in_sentences(
             frames, self.module.published_results() if hasattr(self.module, "published_results") else {}
         )
 

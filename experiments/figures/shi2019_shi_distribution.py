@@ -36,7 +36,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     over_all = [_panel(_step_curves(run), title=model) for model, run in firsts.items()]
     by_tensor = [_panel(_tensor_curves(run)) for run in firsts.values()]
     labels = ("Density, all tensors", "Density, tensor by tensor")
-    return plots.compose_figure([*over_all, *by_tensor], 4.2, rows=2, ylabel=labels, ncols=6, sharey=True)
+    return plots.compose_figure(
+        [*over_all, *by_tensor], 4.2, num_rows=2, ylabel=labels, legend_columns=6, sharey=True
+    )
 
 
 def _step_curves(run: Frames) -> list[plots.Curve]:
@@ -57,7 +59,7 @@ def _step_curves(run: Frames) -> list[plots.Curve]:
 def _tensor_curves(run: Frames) -> list[plots.Curve]:
     return [
         plots.Curve(TENSOR, histogram["x"], _clip_density(histogram), {"linewidth": 0.5})
-        for _, histogram in last_histogram_by_tensor(run)
+        for histogram in last_histogram_by_tensor(run).values()
     ]
 
 
@@ -72,21 +74,23 @@ def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
     return plots.curves_panel([*lines, normal], grid=None, **words)
 
 
-def last_histogram_by_tensor(run: Frames) -> list[tuple[str, pd.DataFrame]]:
+def last_histogram_by_tensor(run: Frames) -> dict[str, pd.DataFrame]:
     """Return the last histogram of each tensor, the whole model's apart."""
     histograms = looks.select_looks(run, "histogram")
     last = histograms[histograms["of"].ne(ALL) & histograms["step"].eq(histograms["step"].max())]
-    return [(str(name), histogram) for name, histogram in last.groupby("of")]
+    return {str(name): histogram for name, histogram in last.groupby("of")}
 
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
         "rise, all tensors": (mean_density_rise_percent, PERCENT),
         "rise, worst tensor": (worst_tensor_density_rise_percent, PERCENT),
-        **{f"within {edge} RMS": (partial(mean_percent_within_rms, edge=edge), PERCENT) for edge in EDGES},
+        **{
+            f"within {edge} RMS": (partial(mean_percent_within_rms, edge_rms=edge), PERCENT) for edge in EDGES
+        },
     }
     units = dict.fromkeys(measures, "%") | {name: "% of the peak" for name in measures if "rise" in name}
-    normal = captions.join_words(
+    normal = captions.join_with_and(
         format_number(round(share, 1)) for share in map(normal_percent_within_deviations, EDGES)
     )
     note = f"Of a normal distribution {normal} % lie so near."
@@ -122,17 +126,17 @@ def _outward_rise(density: np.ndarray) -> float:
     return max(rises) / float(density.max())
 
 
-def mean_percent_within_rms(run: Frames, edge: float) -> float:
+def mean_percent_within_rms(run: Frames, edge_rms: float) -> float:
     """Return the percent of the values no further from 0 than so many RMS, the mean over steps."""
     table = looks.select_looks(run, "histogram", ALL)
     width = float(np.diff(np.unique(table["x"]))[0])
-    inside = table[table["x"].abs() < edge]
+    inside = table[table["x"].abs() < edge_rms]
     return 100 * width * float(inside.groupby("step")["value"].sum().mean())
 
 
-def normal_percent_within_deviations(edge: float) -> float:
+def normal_percent_within_deviations(deviations: float) -> float:
     """Return the percent of a normal distribution within so many standard deviations."""
-    return 100 * erf(edge / sqrt(2))
+    return 100 * erf(deviations / sqrt(2))
 
 
 def least_points_above_normal(run: Frames) -> float:

@@ -60,7 +60,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             ]
             title = f"{format_number(gbit_s)} Gbit/s, {place}"
             panels.append(
-                plots.curves_panel(lines, sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=title)
+                plots.curves_panel(
+                    lines, doubling_x_ticks=WORKERS, xlabel="Workers", ylim=(0, 103), title=title
+                )
             )
     return plots.compose_figure(panels, 2.9, ylabel="Scaling efficiency (%), simulated", sharey=True)
 
@@ -115,14 +117,14 @@ def _measured_efficiency(frames: Frames, method: str, gbit_s: float) -> np.ndarr
 
 def least_speedup_growth_per_doubling(frames: Frames, method: str, gbit_s: float) -> Estimate | None:
     """Return a method's speed-up over dense with twice as many workers over that with fewer, at the least."""
-    own, dense = (_measured_efficiency(frames, name, gbit_s) for name in (method, "dense"))
-    if own is None or dense is None:
+    efficiencies, dense = (_measured_efficiency(frames, name, gbit_s) for name in (method, "dense"))
+    if efficiencies is None or dense is None:
         return None
-    speedups = own / dense
+    speedups = efficiencies / dense
     return Estimate(float((speedups[1:] / speedups[:-1]).min()), n=1)
 
 
 def least_efficiency_margin(frames: Frames, method: str, other: str, gbit_s: float) -> Estimate | None:
     """Return the points of efficiency by which one method is ahead, with the workers where it is least."""
-    own, others = (_measured_efficiency(frames, name, gbit_s) for name in (method, other))
-    return None if own is None or others is None else Estimate(float((own - others).min()), n=1)
+    ahead, behind = (_measured_efficiency(frames, name, gbit_s) for name in (method, other))
+    return None if ahead is None or behind is None else Estimate(float((ahead - behind).min()), n=1)

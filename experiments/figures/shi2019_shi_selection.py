@@ -39,46 +39,46 @@ CONTENT = 4 / 3  # of k: the most that the published rule is content with
 
 
 def runs(profile: str) -> list[Run]:
-    """Return a process for each size, in which all methods take turns."""
+    """Return a process for each number of elements, in which all methods take turns."""
     variants = with_density_except_dense(METHODS, DENSITIES[profile])
     shared = {
         **TIMED, "profile": profile, "task": "vector", "task.tensors": 1, "cluster": "local", "workers": 1,
     }  # fmt: skip
     return [
-        Run({**shared, "task.elements": size, "alternate.limit_min": minutes}, variants)
-        for size, minutes in profile_entry(SIZES, profile).items()
+        Run({**shared, "task.elements": elements, "alternate.limit_min": minutes}, variants)
+        for elements, minutes in profile_entry(SIZES, profile).items()
     ]
 
 
 def measured_element_counts(frames: Frames) -> list[int]:
     """Return the numbers of elements, ascending."""
-    return [int(size) for size in captions.distinct_values(frames, "task.elements")]
+    return [int(elements) for elements in captions.distinct_values(frames, "task.elements")]
 
 
-def timed_run_keys(frames: Frames, method: str, size: int) -> list[str]:
-    """Return the runs of a method on so many elements."""
-    return find_run_keys(frames, {"variant": method, "task.elements": size})
+def timed_run_keys(frames: Frames, method: str, elements: int) -> list[str]:
+    """Return the runs of a method on a vector of this many elements."""
+    return find_run_keys(frames, {"variant": method, "task.elements": elements})
 
 
-def selection_ms(frames: Frames, method: str, size: int) -> Estimate | None:
+def selection_ms(frames: Frames, method: str, elements: int) -> Estimate | None:
     """Return the milliseconds of adding gradient to residual, searching, and emptying the residual."""
-    return phase_time(frames, timed_run_keys(frames, method, size), "select", unit=1e3)
+    return phase_time(frames, timed_run_keys(frames, method, elements), "select", unit=1e3)
 
 
 @cache_by_frames
-def selection_speedup(frames: Frames, method: str, size: int, over: str = EXACT) -> Estimate | None:
-    """Return the time of another method's selecting over that of this one's, paired by turns."""
-    keys, baseline = (timed_run_keys(frames, name, size) for name in (over, method))
-    return phase_time_ratio(frames, keys, baseline, "select")
+def selection_speedup(frames: Frames, method: str, elements: int, baseline: str = EXACT) -> Estimate | None:
+    """Return the baseline's time of selecting over that of the method, paired by turns."""
+    baseline_keys, keys = (timed_run_keys(frames, name, elements) for name in (baseline, method))
+    return phase_time_ratio(frames, baseline_keys, keys, "select")
 
 
-def mean_selected_over_k(frames: Frames, method: str, size: int) -> float | None:
-    """Return the elements per step over k, in the mean."""
-    keys = timed_run_keys(frames, method, size)
+def mean_selected_over_k(frames: Frames, method: str, elements: int) -> float | None:
+    """Return the elements that are selected in a step over k, the mean over steps; None without runs."""
+    keys = timed_run_keys(frames, method, elements)
     if not keys:
         return None
-    k = max(1, int(float(value_of_run(frames, keys[0], "method.density")) * size))
-    return float(warm_steps(frames, keys[0]).steps["sent_density"].mean()) * size / k
+    k = max(1, int(float(value_of_run(frames, keys[0], "method.density")) * elements))
+    return float(warm_steps(frames, keys[0]).steps["sent_density"].mean()) * elements / k
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -90,7 +90,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         _panel(frames, selection_ms, LOOKS, [], "Time of selecting (ms)"),
         _panel(frames, selection_speedup, approximate, [exact], "Time of torch.topk / own"),
     ]
-    return plots.compose_figure(panels, 3.2, ncols=3)
+    return plots.compose_figure(panels, 3.2, legend_columns=3)
 
 
 def _panel(
@@ -104,16 +104,16 @@ def _panel(
     levels = []
     curves = []
     for method, look in LOOKS.items():
-        estimates = {size: measure(frames, method, size) for size in sizes}
-        known = {size: estimate for size, estimate in estimates.items() if estimate}
-        levels += [estimate.value for estimate in known.values()]
+        estimates = {elements: measure(frames, method, elements) for elements in sizes}
+        measured = {elements: estimate for elements, estimate in estimates.items() if estimate}
+        levels += [estimate.value for estimate in measured.values()]
         if method in looks:
-            curves.append(plots.Curve(look, list(known), list(known.values())))
+            curves.append(plots.Curve(look, list(measured), list(measured.values())))
     # An interval over few turns that resemble each other may span powers of ten.
     limits: dict[str, Any] = {"ylim": (min(levels) / 2, 2 * max(levels))} if levels else {}
     return plots.curves_panel(
-        [*curves, *lines], sizes=sizes, grid="y", xlabel="Elements", yscale="log", ylabel=ylabel,
-        xticklabels=[f"$2^{{{size.bit_length() - 1}}}$" for size in sizes], **limits,
+        [*curves, *lines], doubling_x_ticks=sizes, grid="y", xlabel="Elements", yscale="log", ylabel=ylabel,
+        xticklabels=[f"$2^{{{elements.bit_length() - 1}}}$" for elements in sizes], **limits,
     )  # fmt: skip
 
 
@@ -126,10 +126,10 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _table(frames: Frames, title: str, cell: Callable[[Frames, str, int], object], unit: str = "") -> Table:
-    """Return a table with a row for each method and a column for each size."""
-    columns = {f"{size:,}": size for size in measured_element_counts(frames)}
+    """Return a table with a row for each method and a column for each number of elements."""
+    columns = {f"{elements:,}": elements for elements in measured_element_counts(frames)}
     rows = [
-        {"method": look.label, **{name: cell(frames, method, size) for name, size in columns.items()}}
+        {"method": look.label, **{name: cell(frames, method, elements) for name, elements in columns.items()}}
         for method, look in LOOKS.items()
     ]
     return Table.from_rows(title, rows, dict.fromkeys(columns, unit))
@@ -142,8 +142,8 @@ def facts(frames: Frames) -> dict[str, object]:
 
 
 def claims() -> list[Claim]:
-    compared = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
-    labels = {method: LOOKS[method].label for method in compared}
+    methods = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
+    labels = {method: LOOKS[method].label for method in methods}
     return [
         make_claim("shi2019.gaussiank-much-faster", least_selection_speedup, PUBLISHED),
         *make_claims_by_case("shi2019.faster", least_selection_speedup, labels),
@@ -152,14 +152,18 @@ def claims() -> list[Claim]:
     ]
 
 
-def least_selection_speedup(frames: Frames, method: str, over: str = EXACT) -> Estimate | None:
-    """Return the speed-up of selecting at the size where it is least."""
-    speedups = [selection_speedup(frames, method, size, over) for size in measured_element_counts(frames)]
+def least_selection_speedup(frames: Frames, method: str, baseline: str = EXACT) -> Estimate | None:
+    """Return the speed-up of selecting at the number of elements where it is least."""
+    speedups = [
+        selection_speedup(frames, method, elements, baseline) for elements in measured_element_counts(frames)
+    ]
     return min(filter(None, speedups), key=lambda speedup: speedup.value, default=None)
 
 
 def most_selected_over_k(frames: Frames) -> Estimate | None:
-    """Return what Gaussian-k as published selects over k, at the size where it is most."""
-    shares = [mean_selected_over_k(frames, PUBLISHED, size) for size in measured_element_counts(frames)]
-    known = [share for share in shares if share is not None]
-    return Estimate.exact(max(known), len(known), COUNTED) if known else None
+    """Return what Gaussian-k as published selects over k, at the number of elements where it is most."""
+    ratios = [
+        mean_selected_over_k(frames, PUBLISHED, elements) for elements in measured_element_counts(frames)
+    ]
+    counted = [ratio for ratio in ratios if ratio is not None]
+    return Estimate.exact(max(counted), len(counted), COUNTED) if counted else None

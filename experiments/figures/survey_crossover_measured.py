@@ -50,10 +50,10 @@ TICKS = (0.1, 0.2, 0.5, 1, 2)  # Gbit/s, and ratios
 
 
 class MeasuredModel(NamedTuple):
-    """A network, and how its launches are made."""
+    """A network that is measured, the buckets of its dense training, and how long variants alternate."""
 
     label: str
-    bucket_mb: float  # of dense: several, so that there is something to overlap
+    dense_bucket_mb: float  # of dense: several, so that there is something to overlap
     limit_min: float  # of the first three launches together
 
 
@@ -71,23 +71,23 @@ CELLS = [(task, batch) for task in MODELS for batch in BATCHES]
 def runs(profile: str) -> list[Run]:
     """Return one group of processes for each model, batch and link."""
     shared = scaled_settings(TIMED, "crossover-measured", profile) | {"timing.mode": MODE}
-    smoke = profile == "smoke"
+    is_smoke = profile == "smoke"
     return [
         Run(
             {**shared, "task": task, "task.batch_size": batch, "link": link,
              "alternate.limit_min": model.limit_min},
             settings_by_variant_with_bucketed_dense("crossover-measured", model),
         )
-        for task, model in (SMALL if smoke else MODELS).items()
-        for batch in (BATCHES[:1] if smoke else BATCHES)
-        for link in (SMOKE_LINKS if smoke else LINKS)
+        for task, model in (SMALL if is_smoke else MODELS).items()
+        for batch in (BATCHES[:1] if is_smoke else BATCHES)
+        for link in (SMOKE_LINKS if is_smoke else LINKS)
     ]  # fmt: skip
 
 
 def settings_by_variant_with_bucketed_dense(item: str, model: MeasuredModel) -> dict[str, RunSettings]:
     """Return an item's variants, dense with buckets in the size that suits the model."""
     settings_by_name = dict(settings_by_variant(item))
-    settings_by_name[DENSE] = {**settings_by_name[DENSE], "method.scope": model.bucket_mb}
+    settings_by_name[DENSE] = {**settings_by_name[DENSE], "method.scope": model.dense_bucket_mb}
     return settings_by_name
 
 
@@ -96,12 +96,12 @@ def settings_by_variant_with_bucketed_dense(item: str, model: MeasuredModel) -> 
 
 @cache_by_frames
 def select_task_and_batch(frames: Frames, task: str, batch: int) -> Frames:
-    """Return the runs of a cell."""
+    """Return the runs of a task with a batch per worker: a cell."""
     return select_runs(frames, find_run_keys(frames, {"task.name": task, "task.batch_size": batch}))
 
 
 def measured_tasks_and_batches(frames: Frames) -> list[tuple[str, int]]:
-    """Return the cells that were measured, in the order of the models."""
+    """Return the cells, a task and a batch each, that were measured, in the order of the models."""
     return [
         (task, batch)
         for task in dict.fromkeys((*MODELS, *captions.distinct_values(frames, "task.name")))
@@ -141,7 +141,8 @@ def step_ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
                 [key for key in yoon2022.method_run_keys(runs, name, MODE) if key in keys]
                 for name in (method, DENSE)
             )
-            if ratio := step_time_ratio(runs, sparse, dense):
+            ratio = step_time_ratio(runs, sparse, dense)
+            if ratio:
                 ratios[link][launch] = ratio.value
     complete: pd.DataFrame = pd.DataFrame(ratios).dropna()
     return complete
@@ -165,9 +166,9 @@ def measured_break_even_bandwidths(frames: Frames, task: str, batch: int, method
 
 
 class PredictedStep(NamedTuple):
-    """A step as the alpha-beta model sees it."""
+    """A step as the alpha-beta model predicts it, from measured computing and selecting."""
 
-    rest_s: float  # of computing, without backward
+    rest_compute_s: float  # of computing, without backward
     backward_s: float
     select_s: float
     elements: int
@@ -185,7 +186,7 @@ class PredictedStep(NamedTuple):
             method, self.select_s, self.density, self.workers, self.elements, self.backward_s
         )
 
-    def ratio_to_dense(self, method: str, gbit_s: float) -> float:
+    def step_ratio_to_dense(self, method: str, gbit_s: float) -> float:
         """Return the time of the method's step over one of overlapped dense."""
         dense_s, sparse_s = (
             _predicted.predicted_exchange_s(
@@ -193,20 +194,20 @@ class PredictedStep(NamedTuple):
             )
             for name in ("dense", method)
         )
-        own_s = self.rest_s + self.backward_s + self.select_s + sparse_s
-        return own_s / (self.rest_s + max(self.backward_s, dense_s))
+        method_s = self.rest_compute_s + self.backward_s + self.select_s + sparse_s
+        return method_s / (self.rest_compute_s + max(self.backward_s, dense_s))
 
 
 @cache_by_frames
 def predict_step_from_serialised(frames: Frames, method: str) -> PredictedStep | None:
-    """Return what a method's serialised steps say; None where they were not measured.
+    """Return a method's step as its serialised steps predict it; None where they were not measured.
 
     Computing is the same for both selections: the mean of both counts.
     """
-    own = _predicted.measured_compute_and_select(frames, f"{method}-serialised")
+    work = _predicted.measured_compute_and_select(frames, f"{method}-serialised")
     works = [_predicted.measured_compute_and_select(frames, name) for name in SERIALISED]
-    computing = [work.compute_s for work in works if work]
-    if own is None or len(computing) < len(SERIALISED):
+    computing = [other.compute_s for other in works if other]
+    if work is None or len(computing) < len(SERIALISED):
         return None
     keys = [yoon2022.method_run_keys(frames, name) for name in SERIALISED]
     backward_s = float(
@@ -214,7 +215,7 @@ def predict_step_from_serialised(frames: Frames, method: str) -> PredictedStep |
     )
     run = frames.runs[frames.runs["key"].eq(keys[0][0])].iloc[0]
     return PredictedStep(
-        float(np.mean(computing)) - backward_s, backward_s, own.select_s, int(run["parameters"]),
+        float(np.mean(computing)) - backward_s, backward_s, work.select_s, int(run["parameters"]),
         int(run["workers"]), float(run["method.density"]),
     )  # fmt: skip
 
@@ -240,29 +241,29 @@ def predicted_break_even_gbit_s_by_launch(
 def claims() -> list[Claim]:
     all_links = f"{LINKS[0]} to {LINKS[-1]}"
     family = "survey.crossover-measured"
-    listed = []
+    made = []
     for task, batch in CELLS:
         words: dict[str, Any] = {"model": MODELS[task].label, "batch": batch}
         cell = f"{task.removesuffix('_cifar10')}-{batch}"
-        listed += [
+        made += [
             make_claim(
                 f"{family}.narrow", step_time_ratio_on_link, task, batch, LINKS[0], DENSE, method,
                 case=f"{cell}.{method}", selection=LOOKS[method].label, link=LINKS[0], **words,
             )
             for method in SELECTIONS
         ]  # fmt: skip
-        listed += [
+        made += [
             make_claim(
                 f"{family}.as-predicted", factor_between_measured_and_predicted, task, batch, method,
                 case=f"{cell}.{method}", selection=LOOKS[method].label, link=all_links, **words,
             )
             for method in SELECTIONS
         ]  # fmt: skip
-        listed.append(
+        made.append(
             make_claim(f"{family}.fused-higher", break_even_ratio_of_selections, task, batch, *SELECTIONS,
                   case=cell, link=all_links, **words)
         )  # fmt: skip
-    return listed
+    return made
 
 
 def factor_between_measured_and_predicted(
@@ -292,14 +293,16 @@ def factor_between_measured_and_predicted(
 
 
 def break_even_ratio_of_selections(
-    frames: Frames, task: str, batch: int, method: str, faster: str
+    frames: Frames, task: str, batch: int, slow_method: str, fast_method: str
 ) -> Estimate | None:
     """Return the break-even bandwidth of the faster selection over the other's, paired by launch.
 
     Raises:
         MixedRunsError: in some launch both lie outside the links at the same end.
     """
-    slow, fast = (measured_break_even_bandwidths(frames, task, batch, name) for name in (method, faster))
+    slow, fast = (
+        measured_break_even_bandwidths(frames, task, batch, method) for method in (slow_method, fast_method)
+    )
     return _links.mean_break_even_ratio(fast, slow, "crossings")
 
 
@@ -310,7 +313,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_panel(frames, task, batch) for task, batch in measured_tasks_and_batches(frames)]
     rows = 2 if len(panels) == len(CELLS) else 1
     return plots.compose_figure(
-        panels, 2.4 * rows + 0.4, rows=rows, sharex=True, ylabel="Step time / overlapped dense"
+        panels, 2.4 * rows + 0.4, num_rows=rows, sharex=True, ylabel="Step time / overlapped dense"
     )
 
 
@@ -327,17 +330,18 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
         }
         measured = {x: ratio for x, ratio in ratios.items() if ratio}
         lines.append(plots.Curve(look, list(measured), list(measured.values())))
-        if model := predict_step_from_serialised(cell, method):
+        model = predict_step_from_serialised(cell, method)
+        if model:
             x = np.geomspace(*ends, 61)
-            y = [model.ratio_to_dense(method, gbit_s) for gbit_s in x]
+            y = [model.step_ratio_to_dense(method, gbit_s) for gbit_s in x]
             dashed = {"linestyle": (0, (4, 2)), "marker": "", "label": f"{look.label}, predicted"}
             lines.append(plots.Curve(look, x, y, dashed))
         lines += _crossing_marks(
             measured_break_even_bandwidths(frames, task, batch, method), look, ends, 1.06 - 0.12 * height
         )
     return plots.curves_panel(
-        lines, log=TICKS, sizes=TICKS, level=1.0, title=f"{_label(task)}, batch {batch}",
-        xlabel="Bandwidth found (Gbit/s)",
+        lines, log_y_ticks=TICKS, doubling_x_ticks=TICKS, reference_y=1.0,
+        title=f"{_label(task)}, batch {batch}", xlabel="Bandwidth found (Gbit/s)",
     )  # fmt: skip
 
 
@@ -346,7 +350,8 @@ def _crossing_marks(
 ) -> list[plots.Curve]:
     """Return a diamond on the level of 1 with its interval, or arrows at the ends outside which it lies."""
     large = {"markersize": 6, "markeredgecolor": "white", "label": None, "zorder": 5, "clip_on": False}
-    if mean := crossings.mean_if_within_links():
+    mean = crossings.mean_if_within_links()
+    if mean:
         edges = [] if mean.low is None else [mean.low, mean.high]
         interval = {"marker": "|", "linewidth": 2.5, "label": None}
         line = plots.Curve(look, edges, [1.0] * len(edges), interval)
@@ -411,8 +416,8 @@ def table(frames: Frames) -> list[Table]:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    buckets = [f"{format_number(model.bucket_mb)} MB for {model.label}" for model in MODELS.values()]
+    buckets = [f"{format_number(model.dense_bucket_mb)} MB for {model.label}" for model in MODELS.values()]
     return {
-        "launches": len(captions.distinct_values(frames, "seed")), "buckets": captions.join_words(buckets),
+        "launches": len(captions.distinct_values(frames, "seed")), "buckets": captions.join_with_and(buckets),
         "density": setting_values_text(frames, "method.density"),
     }  # fmt: skip

@@ -135,11 +135,11 @@ def mean_step_s_by_method(frames: Frames) -> dict[MethodWithPeriod, Estimate]:
     return {method: step for method, step in steps.items() if step}
 
 
-def target_loss(frames: Frames, share: float = SHARE) -> float | None:
+def target_loss(frames: Frames, percent_above_dense: float = SHARE) -> float | None:
     """Return the loss that lies so many percent above what dense ends at, the mean over its seeds."""
     keys = training_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
-    return end.value * (1 + share / 100) if end else None
+    return end.value * (1 + percent_above_dense / 100) if end else None
 
 
 def steps_to_loss(frames: Frames, method: MethodWithPeriod, loss: float) -> CrossingBySeed:
@@ -148,13 +148,13 @@ def steps_to_loss(frames: Frames, method: MethodWithPeriod, loss: float) -> Cros
 
 
 def speedup_to_loss(
-    frames: Frames, fast: MethodWithPeriod, share: float = SHARE, slow: MethodWithPeriod = DENSE
+    frames: Frames, fast: MethodWithPeriod, percent_above_dense: float = SHARE, slow: MethodWithPeriod = DENSE
 ) -> Estimate | None:
-    """Return the slow method's time to the loss over the fast one's.
+    """Return the slow method's time to the target loss over the fast one's; None where either was not timed.
 
     Paired by seed; a step's time by launches.
     """
-    loss = target_loss(frames, share)
+    loss = target_loss(frames, percent_above_dense)
     ratio = mean_step_ratio(frames, slow, fast)
     if loss is None or ratio is None:
         return None
@@ -218,12 +218,12 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     curves = []
     for method, step in steps.items():
         table = mean_curve(frames, training_run_keys(frames, method), COLUMN)
-        how: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
-        how |= {"linestyle": "--"} if method == RINGS else {}
-        curves.append(plots.Curve(_style(method), table["step"] * step.value / 60, table, how))
+        line_style: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
+        line_style |= {"linestyle": "--"} if method == RINGS else {}
+        curves.append(plots.Curve(_style(method), table["step"] * step.value / 60, table, line_style))
     losses = plots.curves_panel(
         curves,
-        level=target_loss(frames),
+        reference_y=target_loss(frames),
         xlabel="Minutes in steps, composed",
         xscale="log",
         title=f"over {_describe_link(frames)}",
@@ -335,7 +335,7 @@ def facts(frames: Frames) -> dict[str, object]:
         "link": _describe_link(frames),
         "share": format_number(SHARE),
         "target": format_brief(loss),
-        "never": f" Not in all seeds: {captions.join_words(never)}." * bool(never),
+        "never": f" Not in all seeds: {captions.join_with_and(never)}." * bool(never),
         "launches": len(method_step_seconds_by_launch(frames, DENSE)),
         "seeds": setting_values_text(frames, "seed"),
     }

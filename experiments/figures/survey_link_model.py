@@ -83,7 +83,7 @@ def exchange_case_table(frames: Frames) -> pd.DataFrame:
         })  # fmt: skip
         predicted_s = slowest["predicted_s"].mean() + run[COMPUTING_COLUMN]
         by_block = slowest.groupby("block")["transfer_s"].mean().to_numpy()
-        blocks = timeline.collective_stretch(frames, key) * by_block
+        blocks = timeline.collective_stretch_ratio(frames, key) * by_block
         measured_s = float(np.median(blocks))
         rows.append({
             "exchange": LABELS.get(str(run["method.name"]), str(run["method.name"])),
@@ -127,14 +127,20 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     most = cases["ratio"].max() * 1.5
     ticks = [tick for tick in marks.FACTOR_TICKS if least <= tick <= most]
     axes: dict[str, Any] = {"xscale": "log", "xlabel": "Bytes that a worker sends in a step"}
-    ratios = plots.dots_panel(by_exchange, rows=labels, factors=True, xlabel="Predicted / measured")
+    ratios = plots.dots_panel(
+        by_exchange, row_labels=labels, has_factor_axis=True, xlabel="Predicted / measured"
+    )
     smallest = plots.vertical_line_panel(MIN_BYTES)
     panels = [
         plots.overlay_panels(*_allowed_errors("x"), ratios),
-        plots.overlay_panels(*_allowed_errors("y"), smallest, plots.dots_panel(by_bytes, log=ticks, **axes)),
+        plots.overlay_panels(
+            *_allowed_errors("y"), smallest, plots.dots_panel(by_bytes, log_y_ticks=ticks, **axes)
+        ),
     ]
     keys = marks.dot_legend_handles({look.label: (look.marker, look.colour) for look in map(_style, sizes)})
-    return plots.compose_figure(panels, 0.9 + 0.2 * len(labels), keys=keys, width_ratios=(1.7, 1))
+    return plots.compose_figure(
+        panels, 0.9 + 0.2 * len(labels), first_legend_entries=keys, width_ratios=(1.7, 1)
+    )
 
 
 def _style(size: int) -> style.MethodStyle:
@@ -203,7 +209,7 @@ def facts(frames: Frames) -> dict[str, object]:
 def _describe_computing(frames: Frames) -> str:
     """Return the time that small messages took longer, for each number of workers."""
     by_size = frames.runs.groupby("workers")[COMPUTING_COLUMN].mean()
-    return captions.join_words(
+    return captions.join_with_and(
         f"{format_number(1e3 * longer)} ms at P = {size}" for size, longer in by_size.items()
     )
 
@@ -216,10 +222,10 @@ def _describe_errors(cases: pd.DataFrame) -> str:
     by_exchange = cases.groupby("exchange", sort=False)["ratio"].median()
     farthest = by_exchange[(by_exchange - 1).abs().sort_values(ascending=False).index][:3]
     return papers.text_template("survey.link-model.where-off").format(
-        by_size=captions.join_words(
+        by_size=captions.join_with_and(
             f"{format_number(value)} at P = {size}" for size, value in by_size.items()
         ),
-        by_exchange=captions.join_words(
+        by_exchange=captions.join_with_and(
             f"{format_number(value)} ({name})" for name, value in farthest.items()
         ),
     )

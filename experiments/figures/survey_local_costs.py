@@ -46,17 +46,17 @@ runs = no_runs
 
 
 class ExchangeScheme(NamedTuple):
-    """A way to exchange, and its look."""
+    """A way to exchange: its look, the size of its messages and how often they are sent."""
 
     look: style.MethodStyle
-    element: float  # bytes of a message, for each element of the model
-    is_local: bool  # sent once in H steps
-    line: str = "-"
+    message_bytes_per_element: float  # of the model
+    is_sent_once_per_round: bool  # in H steps
+    line_style: str = "-"
 
 
-def sparseloco_chunk_bytes(bits: int) -> float:
+def sparseloco_chunk_bytes(bits_per_value: int) -> float:
     """Return the bytes of a chunk, with so many bits a value."""
-    return SPARSELOCO["chosen"] * (SPARSELOCO["place"] + bits) / 8
+    return SPARSELOCO["chosen"] * (SPARSELOCO["place"] + bits_per_value) / 8
 
 
 def demo_chunk_bytes(k: int) -> float:
@@ -100,10 +100,10 @@ class ByteRatio(NamedTuple):
 
     label: str
     published: float
-    ours: float
-    of: float  # bytes of an element that it is a ratio to
+    computed: float
+    element_bytes: float  # of what it is a ratio to
     every: float  # the H that it holds
-    more: float = 1  # by which H divides besides, where the ratio leaves H out
+    extra_divisor: float = 1  # by which H divides besides, where the ratio leaves H out
 
 
 def published_and_computed_byte_ratios() -> list[ByteRatio]:
@@ -231,7 +231,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     origins = {"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)}
     keys = marks.dot_legend_handles(origins)
     panels = [_bytes_panel, _ratios_panel]
-    return plots.compose_figure(panels, 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
+    return plots.compose_figure(
+        panels, 3.5, first_legend_entries=keys, legend_columns=4, width_ratios=(1.15, 1)
+    )
 
 
 def _bytes_panel(axes: plots.Axes) -> None:
@@ -239,11 +241,14 @@ def _bytes_panel(axes: plots.Axes) -> None:
     megabytes = MODEL / 1e6
     lines = []
     for scheme in SCHEMES.values():
-        steps = EVERY if scheme.is_local else np.ones_like(EVERY)
-        line = {"linestyle": scheme.line}
-        lines.append(plots.Curve(scheme.look, EVERY, megabytes * scheme.element / steps, line))
+        steps = EVERY if scheme.is_sent_once_per_round else np.ones_like(EVERY)
+        line = {"linestyle": scheme.line_style}
+        lines.append(
+            plots.Curve(scheme.look, EVERY, megabytes * scheme.message_bytes_per_element / steps, line)
+        )
     plots.curves_panel(
-        lines, log=(0.01, 0.1, 1, 10, 100, 1000), xlabel="H, local steps between exchanges", xscale="log",
+        lines, log_y_ticks=(0.01, 0.1, 1, 10, 100, 1000),
+        xlabel="H, local steps between exchanges", xscale="log",
         ylabel="MB of one worker and step, 1 billion elements", title="a worker's own messages",
     )(axes)  # fmt: skip
     axes.set_xlim(0.7, 3500)
@@ -252,7 +257,7 @@ def _bytes_panel(axes: plots.Axes) -> None:
     stars = [ratio for ratio in published_and_computed_byte_ratios() if ratio.label in STARS]
     for ratio, (name, place) in zip(stars, STARS.values(), strict=True):
         x = ratio.every
-        y = megabytes * ratio.of / ratio.published / ratio.more
+        y = megabytes * ratio.element_bytes / ratio.published / ratio.extra_divisor
         axes.plot(x, y, color="#000000", marker="*", linestyle="", mfc="white", ms=8, zorder=5)
         text = f"{name} {format_number(round(ratio.published))}x"
         plots.annotate_above(axes, x, y, text, **place, bbox=box, zorder=4)
@@ -263,13 +268,13 @@ def _ratios_panel(axes: plots.Axes) -> None:
     ratios = published_and_computed_byte_ratios()
     rows = range(len(ratios))
     dots = [
-        plots.Curve(OURS, [ratio.ours for ratio in ratios], rows, {"label": None, "ms": 4}),
+        plots.Curve(OURS, [ratio.computed for ratio in ratios], rows, {"label": None, "ms": 4}),
         plots.Curve(
             PUBLISHED, [ratio.published for ratio in ratios], rows, {"label": None, "mfc": "none", "ms": 8}
         ),
     ]
     plots.dots_panel(
-        dots, rows=[ratio.label for ratio in ratios], xlabel="Times fewer bytes", xscale="log",
+        dots, row_labels=[ratio.label for ratio in ratios], xlabel="Times fewer bytes", xscale="log",
         title="as published, and by arithmetic", grid="x",
     )(axes)  # fmt: skip
     _set_ticks(axes, FACTORS)
@@ -283,7 +288,7 @@ def _set_ticks(axes: plots.Axes, ticks: Sequence[float]) -> None:
 def table(frames: Frames) -> list[Table]:
     """Return messages, ratios, uploads, and what Streaming DiLoCo's Tables 1, 4 and 5 say of each other."""
     ratio_rows = [
-        {"ratio": ratio.label, "published": ratio.published, "by arithmetic": ratio.ours}
+        {"ratio": ratio.label, "published": ratio.published, "by arithmetic": ratio.computed}
         for ratio in published_and_computed_byte_ratios()
     ]
     bandwidths = pd.DataFrame(
@@ -315,11 +320,13 @@ def _schemes_table() -> Table:
     rows = [
         {
             "scheme": scheme.look.label,
-            "of 4096 elements": CHUNK * scheme.element,
-            "sent": "every H steps" if scheme.is_local else "every step",
-            "fp32 over it": FP32 / scheme.element,
-            "bf16 over it": BF16 / scheme.element,
-            "fp32 over it, H = 30": FP32 / scheme.element * (30 if scheme.is_local else 1),
+            "of 4096 elements": CHUNK * scheme.message_bytes_per_element,
+            "sent": "every H steps" if scheme.is_sent_once_per_round else "every step",
+            "fp32 over it": FP32 / scheme.message_bytes_per_element,
+            "bf16 over it": BF16 / scheme.message_bytes_per_element,
+            "fp32 over it, H = 30": FP32
+            / scheme.message_bytes_per_element
+            * (30 if scheme.is_sent_once_per_round else 1),
         }
         for scheme in SCHEMES.values()
     ]

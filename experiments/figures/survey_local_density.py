@@ -52,7 +52,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     dense = style.method_style("dense")._replace(label="DiLoCo, all of it in fp32")
     ends = [TRAININGS.mean_final_loss(frames, density) for density in densities]
     by_density = [plots.Curve(sparse, densities, ends)]
-    if level := TRAININGS.mean_final_loss(frames, DILOCO):
+    level = TRAININGS.mean_final_loss(frames, DILOCO)
+    if level:
         by_density.append(plots.Curve(dense, [min(densities), max(densities)], [level, level]))
     by_steps = []
     for density, position in _trainings.relative_position_by_name(densities).items():
@@ -66,7 +67,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         ),
         plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
     ]
-    return plots.compose_figure(panels, 3.2, ylabel="Validation loss (nats a character)", ncols=4)
+    return plots.compose_figure(panels, 3.2, ylabel="Validation loss (nats a character)", legend_columns=4)
 
 
 def table(frames: Frames) -> Table:

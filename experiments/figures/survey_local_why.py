@@ -56,10 +56,10 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 class FinalLossDifference(NamedTuple):
-    """Distance by which a training ends above the first of its line."""
+    """Loss by which a training ends above the baseline, the first of its line."""
 
     name: str
-    first: str
+    baseline: str
     nats: Estimate
 
     @property
@@ -69,18 +69,22 @@ class FinalLossDifference(NamedTuple):
         place = ""
         if not value <= MAX_DRAWN_NATS:
             place = ": diverged" if isnan(value) else f": +{format_number(value)}"
-        return f"{self.name}{'' if self.first == BASE else f' (over {self.first})'}{place}"
+        return f"{self.name}{'' if self.baseline == BASE else f' (over {self.baseline})'}{place}"
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = []
     for title, lines in QUESTIONS:
-        pairs = [(name, first) for first, *others in lines for name in others]
+        pairs = [(name, baseline) for baseline, *names in lines for name in names]
         estimates = [(*pair, TRAININGS.final_loss_difference(frames, *pair)) for pair in pairs]
-        differences = [FinalLossDifference(name, first, nats) for name, first, nats in estimates if nats]
+        differences = [
+            FinalLossDifference(name, baseline, nats) for name, baseline, nats in estimates if nats
+        ]
         if differences:
             panels.append(_panel(title, differences))
-    return plots.compose_figure(panels, 1.8 * len(panels), rows=len(panels), keys=(), sharex=True)
+    return plots.compose_figure(
+        panels, 1.8 * len(panels), num_rows=len(panels), first_legend_entries=(), sharex=True
+    )
 
 
 def _panel(title: str, differences: list[FinalLossDifference]) -> plots.Panel:
@@ -93,27 +97,29 @@ def _panel(title: str, differences: list[FinalLossDifference]) -> plots.Panel:
             curves.append(plots.Curve(look, ends, (row, row), LINE))
     curves.append(plots.Curve(look, means, range(len(differences))))
     labels = [difference.label for difference in differences]
-    return plots.dots_panel(curves, rows=labels, grid="x", title=title)
+    return plots.dots_panel(curves, row_labels=labels, grid="x", title=title)
 
 
 def table(frames: Frames) -> list[Table]:
     """Return the loss of every training at the end, and against the one of its comparison, by question."""
     frames = _trainings.with_outcome_columns(frames)
-    trained = TRAININGS.run_keys_by_name(frames)
+    keys_by_name = TRAININGS.run_keys_by_name(frames)
     tables = []
     for title, lines in QUESTIONS:
         is_of_codes = CODES.keys() == {*lines[0]}
         rows = []
-        for first, *others in lines:
-            for name in filter(trained.__contains__, (first, *others)):
-                is_first = name == first
+        for baseline, *names in lines:
+            for name in filter(keys_by_name.__contains__, (baseline, *names)):
+                is_baseline = name == baseline
                 rows.append(
                     {
                         "training": name,
                         **(CODES[name] if is_of_codes else {}),
                         **TRAININGS.loss_cells(frames, name),
-                        "above": None if is_first else TRAININGS.final_loss_difference(frames, name, first),
-                        "compared with": "" if is_first else first,
+                        "above": None
+                        if is_baseline
+                        else TRAININGS.final_loss_difference(frames, name, baseline),
+                        "compared with": "" if is_baseline else baseline,
                         **TRAININGS.sent_bytes_and_seeds_cells(frames, name),
                     }
                 )

@@ -51,12 +51,12 @@ SPARSE: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
 
 
 class MethodVariant(NamedTuple):
-    """A method as it is run here."""
+    """A method with its settings and the learning rates that are tried."""
 
     method: str
     settings: Mapping[str, Any] = {}  # besides
-    rates: tuple[float, ...] = RATES
-    why: str = ""  # it may end further from dense than NEAR
+    rates: tuple[float, ...] = RATES  # of learning
+    reason_far_from_dense: str = ""  # why it may end further from dense than NEAR
     has_density: bool = True
 
     @property
@@ -116,11 +116,11 @@ def _trainings(
 class TrainingsAtChosenRate(NamedTuple):
     """A method's trainings at the learning rate that counts."""
 
-    rate: float
-    keys: list[str]
+    learning_rate: float
+    run_keys: list[str]
     top1: Estimate  # percent on the test set at the end
-    others: Mapping[float, float]  # the choosing seed's percent top-1 at the other rates
-    last: pd.Series[float]  # means over seeds of the last validation's numbers
+    top1_by_other_rate: Mapping[float, float]  # the choosing seed's percent top-1 at the other rates
+    last_epoch_means: pd.Series[float]  # means over seeds of the last validation's numbers
 
 
 @cache_by_frames
@@ -136,16 +136,16 @@ def trainings_at_chosen_rate_by_method(frames: Frames) -> dict[str, TrainingsAtC
     labels = frames.runs["config_json"].map(variant_label_of_config)
     for name in VARIANTS:
         runs = frames.runs[labels == name].sort_values("seed")
-        tried = runs.loc[runs["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
-        held_out_top1 = tried.map(ends["val_top1"])
+        key_by_rate = runs.loc[runs["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
+        held_out_top1 = key_by_rate.map(ends["val_top1"])
         if held_out_top1.notna().any():
             rate = float(held_out_top1.idxmax())
             keys = runs.loc[runs["task.lr"].eq(rate), "key"].to_list()
             top1 = final_mean(frames, keys, _test_column(frames))
             assert top1 is not None, "what was chosen was validated"
-            others = tried.drop(rate).map(ends[_test_column(frames)]).dropna().to_dict()
+            other_top1 = key_by_rate.drop(rate).map(ends[_test_column(frames)]).dropna().to_dict()
             last = ends.loc[keys].mean(numeric_only=True)
-            chosen[name] = TrainingsAtChosenRate(rate, keys, top1, others, last)
+            chosen[name] = TrainingsAtChosenRate(rate, keys, top1, other_top1, last)
     return chosen
 
 
@@ -174,7 +174,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     names = [*chosen]
     rows = np.arange(len(chosen))
     top1 = [trainings.top1.value for trainings in chosen.values()]
-    last = pd.DataFrame({name: trainings.last for name, trainings in chosen.items()}).T
+    last = pd.DataFrame({name: trainings.last_epoch_means for name, trainings in chosen.items()}).T
     sent = last["wire_bytes"].to_list()
     ranges = []
     upright = []
@@ -184,7 +184,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             ends = (trainings.top1.low, trainings.top1.high)
             ranges.append(plots.Curve(INTERVAL, ends, (row, row), LINE))
             upright.append(plots.Curve(INTERVAL, (sent[row], sent[row]), ends, LINE))
-        for other in trainings.others.values():
+        for other in trainings.top1_by_other_rate.values():
             others.append(plots.Curve(OTHER, other, row, {"mfc": "white", "ms": 3.2}))
     best = plots.Curve(BEST, top1, rows, {"ms": 3.2, "zorder": 3})
     densities = [last[column].to_list() for column in ("sent_density", "update_density")]
@@ -195,13 +195,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     height = ROW_IN * len(chosen)
     label = "Test top-1 (%)"
     panels = [
-        plots.dots_panel([*ranges, best, *others], rows=names, grid="both", xlabel=label),
+        plots.dots_panel([*ranges, best, *others], row_labels=names, grid="both", xlabel=label),
         plots.dots_panel(
-            shares, rows=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]
+            shares, row_labels=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]
         ),
         plots.overlay_panels(
             plots.dots_panel(upright),
-            plots.panel_maker(marks.draw_labelled_points)(sent, top1, names, (SCATTER_IN, height)),
+            plots.panel_maker(marks.draw_labelled_points_log_x)(sent, top1, names, (SCATTER_IN, height)),
             plots.dots_panel([], grid="both", xlabel="Bytes sent per worker and step", ylabel=label),
         ),
     ]
@@ -209,7 +209,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         dense = chosen["dense"].top1.value
         panels[0] = plots.overlay_panels(plots.shaded_span_panel("x", dense - NEAR, dense), panels[0])
         panels[2] = plots.overlay_panels(plots.shaded_span_panel("y", dense - NEAR, dense), panels[2])
-    return plots.compose_figure(panels, 0.9 + height, loc="outside upper center", width_ratios=(1, 0.7, 1.9))
+    return plots.compose_figure(
+        panels, 0.9 + height, legend_loc="outside upper center", width_ratios=(1, 0.7, 1.9)
+    )
 
 
 def table(frames: Frames) -> Table:
@@ -221,15 +223,16 @@ def table(frames: Frames) -> Table:
             "method": name,
             "test top-1": trainings.top1,
             "below dense": gaps[name],
-            "seeds": len(trainings.keys),
-            "learning rate": trainings.rate,
+            "seeds": len(trainings.run_keys),
+            "learning rate": trainings.learning_rate,
             "others: their top-1": ", ".join(
-                f"{format_number(rate)}: {format_number(other)}" for rate, other in trainings.others.items()
+                f"{format_number(rate)}: {format_number(other)}"
+                for rate, other in trainings.top1_by_other_rate.items()
             ),
-            "density": trainings.last["sent_density"],
-            "union density": trainings.last["update_density"],
-            "per step": trainings.last["wire_bytes"],
-            "host syncs per step": trainings.last["host_syncs"],
+            "density": trainings.last_epoch_means["sent_density"],
+            "union density": trainings.last_epoch_means["update_density"],
+            "per step": trainings.last_epoch_means["wire_bytes"],
+            "host syncs per step": trainings.last_epoch_means["host_syncs"],
         }
         for name, trainings in chosen.items()
     ]
@@ -243,9 +246,9 @@ def _reasons(labels: Iterable[str]) -> str:
     """Return the methods that end far from dense, and why."""
     labels_by_reason: dict[str, list[str]] = {}
     for label in labels:
-        labels_by_reason.setdefault(VARIANTS[label].why, []).append(label)
+        labels_by_reason.setdefault(VARIANTS[label].reason_far_from_dense, []).append(label)
     return "; ".join(
-        f"{captions.join_words(alike)}{f' ({reason})' * bool(reason)}"
+        f"{captions.join_with_and(alike)}{f' ({reason})' * bool(reason)}"
         for reason, alike in labels_by_reason.items()
     )
 
@@ -289,7 +292,9 @@ def claims() -> list[Claim]:
 
 def final_top1_gap(frames: Frames, above: str, below: str) -> Estimate | None:
     """Return the final top-1 of one method less that of another, each at its own rate; paired by seed."""
-    chosen = trainings_at_chosen_rate_by_method(frames)
-    if not {above, below} <= set(chosen):
+    trainings = trainings_at_chosen_rate_by_method(frames)
+    if not {above, below} <= set(trainings):
         return None
-    return final_difference(frames, chosen[above].keys, chosen[below].keys, _test_column(frames))
+    return final_difference(
+        frames, trainings[above].run_keys, trainings[below].run_keys, _test_column(frames)
+    )

@@ -75,21 +75,23 @@ def run_keys_by_method(frames: Frames) -> dict[str, list[str]]:
     return keys
 
 
-def target_top1_percent(frames: Frames, share: float = SHARE) -> float | None:
+def target_top1_percent(frames: Frames, percent_of_dense: float = SHARE) -> float | None:
     """Return the top-1 that is so many percent of what dense ends at."""
     keys = yoon2022.method_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
-    return end.value * share / 100 if end else None
+    return end.value * percent_of_dense / 100 if end else None
 
 
-def seconds_to_level(frames: Frames, name: str, level: float) -> CrossingBySeed:
+def seconds_to_top1(frames: Frames, method: str, top1_percent: float) -> CrossingBySeed:
     """Return the seconds of steps until a validation first shows so many percent, by seed."""
-    return crossing_by_seed(frames, yoon2022.method_run_keys(frames, name), COLUMN, level, by="wall_s")
+    return crossing_by_seed(
+        frames, yoon2022.method_run_keys(frames, method), COLUMN, top1_percent, by="wall_s"
+    )
 
 
-def speedup_to_level(frames: Frames, slow: str, fast: str, level: float) -> Estimate | None:
+def speedup_to_top1(frames: Frames, slow: str, fast: str, top1_percent: float) -> Estimate | None:
     """Return the slow method's time to so many percent over the fast one's, paired by seed."""
-    slow_s, fast_s = (seconds_to_level(frames, name, level) for name in (slow, fast))
+    slow_s, fast_s = (seconds_to_top1(frames, method, top1_percent) for method in (slow, fast))
     return speedup_to_target(slow_s, fast_s, ONE_SECOND)
 
 
@@ -101,7 +103,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         by_minutes.append(plots.Curve(LOOKS[name], _validation_minutes(frames, keys), table))
         by_steps.append(plots.Curve(LOOKS[name], table["step"], table))
     axes: dict[str, Any] = {
-        "level": target_top1_percent(frames),
+        "reference_y": target_top1_percent(frames),
         "xlim": (0, None),
         "title": f"over {Evidence(frames).link_text()}",
     }
@@ -143,14 +145,14 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _time_row(frames: Frames, label: str, level: float) -> dict[str, object]:
-    seconds = {name: seconds_to_level(frames, name, level) for name in LOOKS}
+    seconds = {name: seconds_to_top1(frames, name, level) for name in LOOKS}
     reached = [
         f"{len(by_seed) - len(_missing_seeds(by_seed))} of {len(by_seed)}" for by_seed in seconds.values()
     ]
     return {
         "top-1": label,
         **{LOOKS[name].label: seconds_to_target(by_seed, 1.0) for name, by_seed in seconds.items()},
-        "dense / Top-k": speedup_to_level(frames, DENSE, TOPK, level),
+        "dense / Top-k": speedup_to_top1(frames, DENSE, TOPK, level),
         "seeds that get there": " and ".join(reached),
     }  # fmt: skip
 
@@ -172,13 +174,13 @@ def facts(frames: Frames) -> dict[str, object]:
     missing = [
         f"{look.label} with seed {seed}"
         for name, look in LOOKS.items()
-        for seed in _missing_seeds(seconds_to_level(frames, name, level))
+        for seed in _missing_seeds(seconds_to_top1(frames, name, level))
     ]
-    never = text_template("survey.time-to-accuracy.never").format(who=captions.join_words(missing))
+    never = text_template("survey.time-to-accuracy.never").format(who=captions.join_with_and(missing))
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
         "link": Evidence(frames).link_text(), "share": format_number(SHARE), "target": format_brief(level),
-        "never": never * bool(missing), "falls": captions.join_words(falls),
+        "never": never * bool(missing), "falls": captions.join_with_and(falls),
         "every": setting_values_text(frames, "train.validate_every"),
     }  # fmt: skip
 
@@ -190,10 +192,12 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def speedup_to_share_of_dense(frames: Frames, slow: str, fast: str, share: float) -> Estimate | None:
+def speedup_to_share_of_dense(
+    frames: Frames, slow: str, fast: str, percent_of_dense: float
+) -> Estimate | None:
     """Return the slow method's time to this share of dense's end over the fast one's, paired by seed.
 
     0 where only the slow one gets there.
     """
-    level = target_top1_percent(frames, share)
-    return None if level is None else speedup_to_level(frames, slow, fast, level)
+    level = target_top1_percent(frames, percent_of_dense)
+    return None if level is None else speedup_to_top1(frames, slow, fast, level)

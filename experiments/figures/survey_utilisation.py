@@ -66,7 +66,7 @@ class RequestedLink(NamedTuple):
     delay_s: float  # of a way
 
     @property
-    def settings(self) -> RunSettings:
+    def run_settings(self) -> RunSettings:
         """Settings of a run over it."""
         return {BETA_COLUMN: 8e-9 / self.gbit_s, ALPHA_COLUMN: self.delay_s}
 
@@ -90,7 +90,7 @@ def runs(profile: str) -> list[Run]:
     """Return a group of processes for each link, and one at the H at which composing is checked."""
     shared = scaled_settings(TIMED, "utilisation", profile) | {"link": LINK, "timing.mode": "production"}
     timed = [
-        Run({**shared, **RequestedLink(gbit_s, delay_s).settings}, TIMED_AS)
+        Run({**shared, **RequestedLink(gbit_s, delay_s).run_settings}, TIMED_AS)
         for delay_s in _DATA["delays"][profile]
         for gbit_s in _DATA["gbit_s"][profile]
     ]
@@ -98,7 +98,7 @@ def runs(profile: str) -> list[Run]:
     link = RequestedLink(CLAIMED.gbit_s, _DATA["delays"][profile][-1])
     turns: RunSettings = {"timing.warmup_steps": every, "alternate.block_steps": every}  # a round each
     variants = {name: {**TIMED_AS[name], "method.every": every} for name in (DILOCO, SPARSELOCO)}
-    return [*timed, Run({**shared, **turns, **link.settings}, variants)]
+    return [*timed, Run({**shared, **turns, **link.run_settings}, variants)]
 
 
 # --- what was measured over a link
@@ -114,15 +114,17 @@ def measured_links(frames: Frames) -> list[RequestedLink]:
 
 
 @cache_by_frames
-def launch_run_keys(frames: Frames, method: str, link: RequestedLink, timed: int | None = None) -> list[str]:
+def launch_run_keys(
+    frames: Frames, method: str, link: RequestedLink, timed_every: int | None = None
+) -> list[str]:
     """Return the launches of a method over a link.
 
     Args:
-        timed: at another H than that from which all others are composed.
+        timed_every: at another H than that from which all others are composed.
     """
-    every = timed or TIMED_AS[method].get("method.every")
+    every = timed_every or TIMED_AS[method].get("method.every")
     return find_run_keys(
-        frames, {"method.name": method, **link.settings, **({"method.every": every} if every else {})}
+        frames, {"method.name": method, **link.run_settings, **({"method.every": every} if every else {})}
     )
 
 
@@ -137,11 +139,11 @@ def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[flo
 
 @cache_by_frames
 def method_step_seconds_by_launch(
-    frames: Frames, method: str, link: RequestedLink, timed: int | None = None
+    frames: Frames, method: str, link: RequestedLink, timed_every: int | None = None
 ) -> dict[int, StepSeconds]:
     """Return what steps with an exchange and without take, by launch; see `launch_run_keys`."""
     return exchange_rounds.step_seconds_by_launch(
-        frames, launch_run_keys(frames, method, link, timed), exchanges_per_round(method)
+        frames, launch_run_keys(frames, method, link, timed_every), exchanges_per_round(method)
     )
 
 
@@ -151,11 +153,12 @@ def exchanges_per_round(method: str) -> int:
 
 
 def mean_step_s_by_launch(
-    frames: Frames, method: str, every: int | None, link: RequestedLink, timed: int | None = None
+    frames: Frames, method: str, every: int | None, link: RequestedLink, timed_every: int | None = None
 ) -> pd.Series[float]:
     """Return the seconds of the mean step at this H, by launch."""
     return quantity_by_launch(
-        method_step_seconds_by_launch(frames, method, link, timed), lambda times: times.mean_step_s(every)
+        method_step_seconds_by_launch(frames, method, link, timed_every),
+        lambda times: times.mean_step_s(every),
     )
 
 
@@ -168,8 +171,8 @@ def local_step_s_by_launch(frames: Frames, method: str, link: RequestedLink) -> 
     times = method_step_seconds_by_launch(frames, method, link)
     if method != DENSE:
         return quantity_by_launch(times, lambda launch: launch.local_s or np.nan)
-    others = {name: local_step_s_by_launch(frames, name, link) for name in TIMED_AS if name != DENSE}
-    means: pd.Series[float] = pd.DataFrame(others).mean(axis="columns").reindex([*times])
+    by_method = {name: local_step_s_by_launch(frames, name, link) for name in TIMED_AS if name != DENSE}
+    means: pd.Series[float] = pd.DataFrame(by_method).mean(axis="columns").reindex([*times])
     return means
 
 
@@ -210,11 +213,11 @@ def arithmetic_share_by_launch(
 
 
 def computing_share_ratio(
-    frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: RequestedLink
+    frames: Frames, above: tuple[str, int | None], below: tuple[str, int | None], link: RequestedLink
 ) -> Estimate | None:
     """Return one share over another, paired by launch."""
     return mean_ratio_over_launches(
-        computing_share_by_launch(frames, *first, link), computing_share_by_launch(frames, *second, link)
+        computing_share_by_launch(frames, *above, link), computing_share_by_launch(frames, *below, link)
     )
 
 
@@ -234,7 +237,7 @@ def arithmetic_over_measured_share(
 def _composed_over_measured(frames: Frames, method: str, every: int, link: RequestedLink) -> pd.Series[float]:
     """Return the mean step as composed of those at another H over that of whole rounds, by launch."""
     composed = mean_step_s_by_launch(frames, method, every, link)
-    return composed / mean_step_s_by_launch(frames, method, every, link, timed=every)
+    return composed / mean_step_s_by_launch(frames, method, every, link, timed_every=every)
 
 
 def composed_over_measured_step(
@@ -340,9 +343,9 @@ def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     x = [float(found_gbit_s_by_launch(frames, link).median()) for link in links]
     curves = []
     for method in TIMED_AS:
-        compared = method_at_drawn_periods(method)
-        for rank, line in enumerate(compared):
-            alpha = 1 - 0.6 * rank / max(1, len(compared) - 1)
+        lines = method_at_drawn_periods(method)
+        for rank, line in enumerate(lines):
+            alpha = 1 - 0.6 * rank / max(1, len(lines) - 1)
             measured = [_percent(mean_computing_share(frames, *line, link)) for link in links]
             simple = [mean_over_launches(arithmetic_share_by_launch(frames, *line, link)) for link in links]
             levels = [100 * share.value if share else np.nan for share in simple]
@@ -352,7 +355,9 @@ def _panel(frames: Frames, delay_s: float) -> plots.Panel:
             curves.append(plots.Curve(look, x, levels, thin))
     title = f"one way {format_number(1e3 * delay_s)} ms" if delay_s else "no delay"
     ticks = [tick for tick in TICKS if min(x) / 1.3 <= tick <= 1.3 * max(x)]
-    return plots.curves_panel(curves, sizes=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105))
+    return plots.curves_panel(
+        curves, doubling_x_ticks=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105)
+    )
 
 
 def _percent(share: Estimate | None) -> Estimate | None:
@@ -424,8 +429,7 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _link_columns(frames: Frames, link: RequestedLink) -> dict[str, Any]:
-    found = float(found_gbit_s_by_launch(frames, link).median())
-    return {"found": found, "one way": 1e3 * link.delay_s}
+    return {"found": float(found_gbit_s_by_launch(frames, link).median()), "one way": 1e3 * link.delay_s}
 
 
 def checked_composition_ratios(frames: Frames) -> list[tuple[MethodWithPeriod, RequestedLink, Estimate]]:
@@ -444,14 +448,13 @@ def facts(frames: Frames) -> dict[str, object]:
         f"{format_with_interval(ratio)} for {line.label}"
         for line, _, ratio in checked_composition_ratios(frames)
     ]
-    worth = (
-        f"Over one link, the mean step as composed over that of whole rounds: {captions.join_words(checks)}."
-    )
-    periods = {own["method.every"]: None for own in TIMED_AS.values() if "method.every" in own}
+    joined = captions.join_with_and(checks)
+    worth = f"Over one link, the mean step as composed over that of whole rounds: {joined}."
+    periods = {settings["method.every"]: None for settings in TIMED_AS.values() if "method.every" in settings}
     return {
         "parameters": setting_values_text(frames, "parameters"),
         "workers": setting_values_text(frames, "workers"),
-        "measured": captions.join_words(periods),
+        "measured": captions.join_with_and(periods),
         "composed": worth * bool(checks),
         "launches": len(captions.distinct_values(frames, "seed")),
     }
@@ -476,7 +479,7 @@ def claims() -> list[Claim]:
             MethodWithPeriod(SPARSELOCO, 8),
         )
     ]
-    more = [
+    larger = [
         make_claim(
             "survey.utilisation.more",
             computing_share_ratio,
@@ -495,11 +498,11 @@ def claims() -> list[Claim]:
     ]
     every = CHECKED["laptop"]
     percent = SHARES[0]
-    less = make_claim("survey.utilisation.diloco-less", dense_over_method_bandwidth, DILOCO, percent, 0.0,
+    saving = make_claim("survey.utilisation.diloco-less", dense_over_method_bandwidth, DILOCO, percent, 0.0,
                  every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
     composed = [
         make_claim("survey.utilisation.composed", composing_error_factor, method, every, CLAIMED, case=method,
               method=MethodWithPeriod(method, every).label, **words_on_link)
         for method in (DILOCO, SPARSELOCO)
     ]  # fmt: skip
-    return [*too_good, *more, less, *composed]
+    return [*too_good, *larger, saving, *composed]

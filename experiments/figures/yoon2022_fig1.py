@@ -37,9 +37,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         [_lanes_panel(method, of_method, ranks, end_ms, labels[method])
          for method, of_method in spans_by_method.items()],
         1.1 + len(labels) * (0.45 + LANE_IN * len(ranks)),
-        rows=len(labels),
-        keys=marks.phase_legend_handles([phase for phase in phases.NAMES if phase in present]),
-        ncols=5,
+        num_rows=len(labels),
+        first_legend_entries=marks.phase_legend_handles(
+            [phase for phase in phases.NAMES if phase in present]
+        ),
+        legend_columns=5,
         sharex=True,
     )  # fmt: skip
 
@@ -50,7 +52,7 @@ def _lanes_panel(
 ) -> None:
     """Draw a lane of phases for each rank."""
     for rank in ranks:
-        marks.draw_lane(axes, rank, spans[spans["rank"] == rank], end_ms)
+        marks.draw_rank_lane(axes, rank, spans[spans["rank"] == rank], end_ms)
     plots.set_row_labels(axes, [f"rank {rank}" for rank in ranks])
     axes.set_title(style.method_style(method).label, loc="left")
     plots.finish_axes(axes, xlim=(0, end_ms * 1.01), xlabel=xlabel, grid="x")
@@ -84,7 +86,10 @@ def facts(frames: Frames) -> dict[str, str]:
     drawn_runs = select_runs(
         frames, [key for method in _methods(frames) for key in yoon2022.method_run_keys(frames, method)]
     )
-    return {"setting": captions.describe_setting(drawn_runs), "timing": captions.describe_timing(drawn_runs)}
+    return {
+        "setting": captions.describe_setting_with_remarks(drawn_runs),
+        "timing": captions.describe_timing(drawn_runs),
+    }
 
 
 def _typical_iterations(frames: Frames) -> dict[str, pd.DataFrame]:

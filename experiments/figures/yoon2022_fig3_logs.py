@@ -44,11 +44,12 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     ]  # fmt: skip
     gaps = _epochs_panel(
         {look: positive_top1_gap_by_epoch(workers) for workers, look in looks.items()},
-        title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
+        title="dense less Top-k", log_y_ticks=GAP_TICKS,
+        ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
     )  # fmt: skip
     key = plots.legend_panel(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
     panels = [*curves, plots.overlay_panels(gaps, key)]
-    return plots.compose_figure(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
+    return plots.compose_figure(panels, 2.8, ylabel="Validation top-1 (%)", legend_loc="outside upper center")
 
 
 def _epochs_panel(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -> plots.Panel:

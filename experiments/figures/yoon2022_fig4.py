@@ -53,15 +53,15 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         if method in published:
             shares.append(_share_bar(method, published[method], "paper", 0.21))
     share_panel = plots.stacked_bars_panel(
-        shares, width=0.38, least=7, ylabel=f"Share of the iteration (%{simulated})",
+        shares, width=0.38, min_labelled_part=7, ylabel=f"Share of the iteration (%{simulated})",
         xlim=xlim, ylim=(0, 116), yticks=range(0, 101, 20),
     )  # fmt: skip
     seen = {phase for parts in (*ours.values(), *published.values()) for phase in parts}
     return plots.compose_figure(
         [_times_panel(ours, steps, xlim=xlim, ylabel=f"Time per iteration (ms{simulated})"), share_panel],
         3.2,
-        keys=marks.phase_legend_handles([phase for phase in ORDER if phase in seen]),
-        ncols=4,
+        first_legend_entries=marks.phase_legend_handles([phase for phase in ORDER if phase in seen]),
+        legend_columns=4,
     )
 
 
@@ -76,7 +76,9 @@ def _times_panel(
     """Draw the milliseconds of each phase by method, with the interval of the whole."""
     highest = max(step.high or step.value for step in steps.values())
     bars = [plots.StackedBar(style.method_style(method).label, parts[method]) for method in steps]
-    plots.stacked_bars_panel(bars, least=READABLE * highest, ylim=(0, 1.1 * highest), **axes_settings)(axes)
+    plots.stacked_bars_panel(
+        bars, min_labelled_part=READABLE * highest, ylim=(0, 1.1 * highest), **axes_settings
+    )(axes)
     for x, (method, step) in enumerate(steps.items()):
         marks.draw_interval(axes, x + 0.24, step)
         top = max(sum(parts[method].values()), step.high or 0)
@@ -120,7 +122,7 @@ def table(frames: Frames) -> list[Table]:
         summaries[label] = summarize_phase_seconds(frames, keys)
         waits[label] = mean_waits_ms(frames, keys).reindex(causes).to_numpy()
         shares[label] = [explained_percent(frames, keys, cause) for cause in causes]
-    counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
+    counts = captions.join_with_and(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
     means.iloc[-1, 1:] = pd.Series(steps)
     milliseconds = dict.fromkeys(steps, "ms")

@@ -42,8 +42,9 @@ runs = no_runs
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [*map(_bars_panel, METHODS), *(_scatter_panel(*job) for job in SCATTERED)]
     return plots.compose_figure(
-        panels, 5.2, rows=2, ylabel=("Time per iteration (ms)", "Communication (ms)"),
-        keys=marks.phase_legend_handles(PHASES), loc="outside upper center", ncols=4, height_ratios=(1.25, 1),
+        panels, 5.2, num_rows=2, ylabel=("Time per iteration (ms)", "Communication (ms)"),
+        first_legend_entries=marks.phase_legend_handles(PHASES), legend_loc="outside upper center",
+        legend_columns=4, height_ratios=(1.25, 1),
     )  # fmt: skip
 
 
@@ -149,8 +150,8 @@ def _bars_panel(method: str) -> plots.Panel:
 
     def panel(axes: plots.Axes) -> None:
         for x, (letter, parts) in zip(places, bars, strict=True):
-            top = marks.draw_stacked_bar(
-                axes, x, parts, width=0.8, faint=letter == "P", least=READABLE * highest
+            top = marks.draw_stacked_phase_bar(
+                axes, x, parts, width=0.8, faint=letter == "P", min_labelled_height=READABLE * highest
             )
             plots.annotate_above(axes, x, top, format_number(top))
         plots.set_place_labels(axes, [letter for letter, _ in bars])
@@ -222,14 +223,14 @@ JOB_MEASURES: dict[str, Callable[..., Estimate]] = {
 }
 
 
-def estimate_job_measure(_: Frames, name: str, *jobs: JobName) -> Estimate:
+def estimate_job_measure(_: Frames, measure: str, *jobs: JobName) -> Estimate:
     """Return one of `JOB_MEASURES`, of the jobs of these GPUs and methods."""
-    return JOB_MEASURES[name](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
+    return JOB_MEASURES[measure](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
 
 
-def estimate_a100_measure(frames: Frames, method: str, name: str) -> Estimate:
+def estimate_a100_measure(frames: Frames, method: str, measure: str) -> Estimate:
     """Return one of `JOB_MEASURES`, of a method's job on 8 A100."""
-    return estimate_job_measure(frames, name, ("A100", method))
+    return estimate_job_measure(frames, measure, ("A100", method))
 
 
 def claims() -> list[Claim]:

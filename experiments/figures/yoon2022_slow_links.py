@@ -89,9 +89,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [
         _link_panel(runs, methods, is_first=not place) for place, runs in enumerate(runs_by_link.values())
     ]
-    rest, *others = marks.phase_legend_handles(["forward", *COMMUNICATION])
+    rest, *communication = marks.phase_legend_handles(["forward", *COMMUNICATION])
     rest.set_label("all else; with overlap, all")
-    return plots.compose_figure(panels, 2.9, keys=[rest, *others])
+    return plots.compose_figure(panels, 2.9, first_legend_entries=[rest, *communication])
 
 
 def _title(frames: Frames) -> str:
@@ -110,11 +110,15 @@ def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots
     bars = []
     for method in methods:
         parts = _parts_ms(frames, method) if yoon2022.method_run_keys(frames, method, MODE) else {}
-        ratio = yoon2022.step_time_ratio_to_baseline(frames, method, mode=MODE) if method != "dense" else None
+        ratio = (
+            yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=MODE)
+            if method != "dense"
+            else None
+        )
         suffix = f" ({format_brief(ratio.value, 2)}x)" if ratio else ""
         text = f"{format_brief(sum(parts.values()))}{suffix}" if parts else ""
         bars.append(plots.StackedBar(method_look(method).label if is_first else "", parts, text))
-    longest = max(sum(bar.parts.values()) for bar in bars)
+    longest = max(sum(bar.value_by_phase.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated_suffix(frames)})"
     return plots.horizontal_stacks_panel(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=_title(frames))
 
@@ -144,7 +148,7 @@ def table(frames: Frames) -> list[Table]:
                     "method": method_look(method).label,
                     "step": _step_ms(runs, method),
                     **{phase: parts.get(phase) for phase in COMMUNICATION},
-                    "step / dense": yoon2022.step_time_ratio_to_baseline(runs, method, mode=MODE),
+                    "step / dense": yoon2022.step_time_ratio_to_baseline(runs, method, timing_mode=MODE),
                     "step / dense, overlapped": yoon2022.step_time_ratio_to_baseline(
                         runs, method, DENSE_OVERLAPPED, MODE
                     ),
@@ -185,7 +189,7 @@ def claims() -> list[Claim]:
     ]
 
 
-def saved_communication_ms(frames: Frames, link: str, method: str, other: str) -> Estimate | None:
-    """Return the milliseconds by which the other method communicates for less time."""
+def saved_communication_ms(frames: Frames, link: str, slow: str, fast: str) -> Estimate | None:
+    """Return the milliseconds of communication that the fast method saves in a step."""
     runs = timed_runs_by_link(frames).get(link, empty_frames())
-    return yoon2022.extra_phase_ms(runs, method, other, COMMUNICATION, MODE)
+    return yoon2022.extra_phase_ms(runs, slow, fast, COMMUNICATION, MODE)

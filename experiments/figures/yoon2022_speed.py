@@ -60,20 +60,20 @@ def draw_speeds_and_step_ratios(
         speeds[look.label] = _bars(look, speed_by_origin)
         if method != "dense":
             ratio_by_origin = {
-                ORIGIN[mode]: yoon2022.step_time_ratio_to_baseline(frames, method, mode=mode)
+                ORIGIN[mode]: yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=mode)
                 for mode in modes
             }
             ratios[look.label] = _bars(look, {**ratio_by_origin, **published.get(method, {})})
-    shown = {origin for group in (*speeds.values(), *ratios.values()) for _, origin, _ in group}
+    origins = {origin for group in (*speeds.values(), *ratios.values()) for _, origin, _ in group}
     simulated = captions.simulated_suffix(frames)
     return plots.compose_figure(
         [
             plots.grouped_bars_panel(speeds, ylabel=f"Samples per second{simulated}"),
-            plots.grouped_bars_panel(ratios, ylabel=f"Time per iteration / dense{simulated}", level=1),
+            plots.grouped_bars_panel(ratios, ylabel=f"Time per iteration / dense{simulated}", reference_y=1),
         ],
         2.6,
-        keys=marks.origin_legend_handles(
-            origin for origin in marks.FILL_BY_ORIGIN if published and origin in shown
+        first_legend_entries=marks.origin_legend_handles(
+            origin for origin in marks.FILL_BY_ORIGIN if published and origin in origins
         ),
         width_ratios=(2, 3) if published else (1, 1),
     )
@@ -100,7 +100,7 @@ def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
             ratio = (
                 Estimate(1.0)
                 if method == "dense"
-                else yoon2022.step_time_ratio_to_baseline(frames, method, mode=mode)
+                else yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=mode)
             )
             label = style.method_style(method).label
             n = f"{speed.n} {speed.sample_kind}"
@@ -154,4 +154,4 @@ def _speed(frames: Frames, method: str) -> Estimate | None:
 
 
 def _ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.step_time_ratio_to_baseline(frames, method, mode=_comparable_mode(frames))
+    return yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=_comparable_mode(frames))

@@ -54,7 +54,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     ]
     keys = marks.origin_legend_handles(ORIGINS)
     widths = (4, 2.4, 2.4)
-    return plots.compose_figure(panels, 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
+    return plots.compose_figure(
+        panels, 2.7, first_legend_entries=keys, legend_loc="outside lower left", width_ratios=widths
+    )
 
 
 def _ratios_panel(
@@ -69,7 +71,7 @@ def _ratios_panel(
         )
         place = name.partition(", V100 /")[0].replace("/ ", "/\n")
         groups[place] = [(look, origin, ratio) for origin, ratio in zip(ORIGINS, values, strict=True)]
-    return plots.grouped_bars_panel(groups, level=1, title=title, ylabel=ylabel)
+    return plots.grouped_bars_panel(groups, reference_y=1, title=title, ylabel=ylabel)
 
 
 def _links_panel(axes: plots.Axes) -> None:
@@ -160,8 +162,8 @@ def facts(frames: Frames) -> dict[str, object]:
             f"{method}_iteration": change.iteration_ms,
             f"{method}_computing": change.computing_ms, f"{method}_line": validation_free_step_ms(job).value,
         }  # fmt: skip
-        shown = sorted(validation_free_windows_ms(job))[::2]
-        windows[f"{method}_free"] = " to ".join(map(format_number, shown))
+        ends = sorted(validation_free_windows_ms(job))[::2]
+        windows[f"{method}_free"] = " to ".join(map(format_number, ends))
     texts = {name: format_number(number) for name, number in numbers.items()}
     return {**yoon2022.BLOCK_FACTS, **texts, **windows}
 

@@ -40,16 +40,16 @@ def runs(profile: str) -> list[Run]:
 
 
 class ArtefactEffect(NamedTuple):
-    """A number and the factor by which an artefact of the protocol changes it."""
+    """Factor by which an artefact of the protocol changes a quantity: as measured and as published."""
 
-    name: str
-    number: str
-    measure: Callable[[Frames], Estimate | None]
-    published: Estimate | None
+    artefact: str
+    quantity: str
+    measure_factor: Callable[[Frames], Estimate | None]
+    published_factor: Estimate | None
 
 
 def artefact_effects() -> list[ArtefactEffect]:
-    """Return all artefacts, those of one name below each other."""
+    """Return the effects of all artefacts, those of one artefact below each other."""
     validation = "validation inside the timed loop"
     unsynced = "no synchronisation between phases"
     whole = {method: rederived.published_iteration_ms(job) for method, job in JOBS.items()}
@@ -128,32 +128,34 @@ def artefact_effects() -> list[ArtefactEffect]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     yoon2022.measured_methods(frames)  # else there is nothing to draw
-    shown = artefact_effects()
+    effects = artefact_effects()
 
     def panel(axes: plots.Axes) -> None:
-        for y, artefact in enumerate(shown):
-            values = {OURS: artefact.measure(frames), THEIRS: artefact.published}
+        for y, effect in enumerate(effects):
+            values = {OURS: effect.measure_factor(frames), THEIRS: effect.published_factor}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
-                    marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], shows_interval=True)
-            if y == 0 or artefact.name != shown[y - 1].name:
+                    marks.draw_dot_with_interval(
+                        axes, y + offset, factor, *MARKERS[origin], shows_interval=True
+                    )
+            if y == 0 or effect.artefact != effects[y - 1].artefact:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
-                axes.annotate(artefact.name, (1.01, y - 0.42), **place)
+                axes.annotate(effect.artefact, (1.01, y - 0.42), **place)
         axes.axvline(1, **plots.REFERENCE_LINE)
-        plots.set_row_labels(axes, [artefact.number for artefact in shown])
-        marks.set_factor_axis(axes)
+        plots.set_row_labels(axes, [effect.quantity for effect in effects])
+        marks.set_log_factor_x_axis(axes)
         axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
         axes.set_xlabel(f"With the artefact / without it{captions.simulated_suffix(frames)}")
 
-    return plots.compose_figure([panel], 3.6, keys=marks.dot_legend_handles(MARKERS))
+    return plots.compose_figure([panel], 3.6, first_legend_entries=marks.dot_legend_handles(MARKERS))
 
 
 def table(frames: Frames) -> Table:
     """Return the factors, with intervals."""
     rows = [
-        (artefact.name, artefact.number, artefact.measure(frames), artefact.published)
-        for artefact in artefact_effects()
+        (effect.artefact, effect.quantity, effect.measure_factor(frames), effect.published_factor)
+        for effect in artefact_effects()
     ]
     frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
     return Table("With the artefact / without it", frame)
@@ -162,7 +164,7 @@ def table(frames: Frames) -> Table:
 def _phase_seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
     """Return seconds of a phase by block; none where the variant was not run, or had no such phase."""
     keys = yoon2022.method_run_keys(frames, variant)
-    means = replication_units(frames, keys).means if keys else pd.DataFrame()
+    means = replication_units(frames, keys).means_by_unit if keys else pd.DataFrame()
     seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
 
@@ -197,9 +199,9 @@ def _filter_factor(frames: Frames) -> Estimate | None:
         return None
     steps = pd.concat([warm_steps(frames, key).steps for key in keys])
 
-    def filtered(low: float, high: float) -> pd.Series[float]:
-        kept = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]
-        means: pd.Series[float] = kept.groupby(["key", "block"])["synchronize_s"].mean()
+    def mean_waits_between(low: float, high: float) -> pd.Series[float]:
+        waits = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]
+        means: pd.Series[float] = waits.groupby(["key", "block"])["synchronize_s"].mean()
         return means
 
-    return _paired_ratio(filtered(*DENSE_FILTER), filtered(*SPARSE_FILTER))
+    return _paired_ratio(mean_waits_between(*DENSE_FILTER), mean_waits_between(*SPARSE_FILTER))

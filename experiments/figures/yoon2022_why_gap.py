@@ -42,7 +42,7 @@ class TrainingVariant(NamedTuple):
     momentum: str = AFTER
     horizon: int = 1
 
-    def settings(self, epoch_steps: int) -> RunSettings:
+    def run_settings(self, epoch_steps: int) -> RunSettings:
         """Return the settings of a run.
 
         Args:
@@ -84,9 +84,11 @@ SMOKE = [DENSE, TOPK, TOPK._replace(density=0.1)]
 
 def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     shared = yoon2022.recipe_run(profile, profile_settings("why-gap", profile))
-    steps, chosen = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, VARIANTS)
+    steps, variants = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, VARIANTS)
     return [
-        shared | variant.settings(steps) | {"seed": seed} for seed in seeds[profile] for variant in chosen
+        shared | variant.run_settings(steps) | {"seed": seed}
+        for seed in seeds[profile]
+        for variant in variants
     ]
 
 
@@ -100,7 +102,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_ends_panel(frames, keys_by_variant, name, points) for name, points in PANELS.items()]
     panels += [_energy_panel(frames, keys_by_variant), _fit_panel(frames, keys_by_variant)]
     ylabel = "Test top-1 at the end (%)"
-    return plots.compose_figure(panels, 3.9, rows=2, ylabel=ylabel, loc="outside upper center")
+    return plots.compose_figure(panels, 3.9, num_rows=2, ylabel=ylabel, legend_loc="outside upper center")
 
 
 def _ends_panel(frames: Frames, keys_by_variant: KeysByVariant, name: str, points: Points) -> plots.Panel:
@@ -116,7 +118,8 @@ def _ends_panel(frames: Frames, keys_by_variant: KeysByVariant, name: str, point
             ends = [final_mean(frames, [key], COLUMN) for key in keys]
             single = [end.value for end in ends if end]
             dots.append(plots.Curve(look, [place] * len(single), single, SMALL | {"label": None}))
-            if mean := final_mean(frames, keys, COLUMN):
+            mean = final_mean(frames, keys, COLUMN)
+            if mean:
                 means[place] = mean
         lines.append(plots.Curve(look, list(means), list(means.values())))
     texts = [format_number(point) if isinstance(point, float) else str(point) for point in points]
@@ -138,7 +141,7 @@ def _energy_panel(frames: Frames, keys_by_variant: KeysByVariant) -> plots.Panel
         table = mean_curve(frames, keys, "captured_energy")
         if len(table):
             look = style.method_style("topk")._replace(label=format_number(density))
-            draw_shaded = plots.panel_maker(marks.draw_shaded_curve)
+            draw_shaded = plots.panel_maker(marks.draw_curve_with_end_label)
             panels.append(draw_shaded(table["step"], 100 * table["mean"], look, float(shade)))
     axes: dict[str, Any] = {"xlabel": "Optimiser steps", "ylabel": "Captured energy (%)"}
     return plots.overlay_panels(
@@ -183,7 +186,7 @@ def facts(frames: Frames) -> dict[str, object]:
         "epoch_steps": EPOCH_STEPS,
         "held_out": format_number(profile_settings("why-gap", "paper")["train.held_out"]),
         "seeds": min(len(keys) for keys in run_keys_by_trained_variant(frames).values()),
-        "steps": captions.join_values(frames, "steps_total"),
+        "steps": captions.join_distinct_values(frames, "steps_total"),
     }
 
 
@@ -230,8 +233,8 @@ def run_keys_by_trained_variant(frames: Frames) -> KeysByVariant:
 def final_top1_gap(frames: Frames, above: TrainingVariant, below: TrainingVariant) -> Estimate | None:
     """Return the final top-1 of one variant less that of another, paired by seed."""
     keys_by_variant = run_keys_by_trained_variant(frames)
-    keys, others = (keys_by_variant.get(variant, []) for variant in (above, below))
-    return final_difference(frames, keys, others, COLUMN)
+    keys, keys_below = (keys_by_variant.get(variant, []) for variant in (above, below))
+    return final_difference(frames, keys, keys_below, COLUMN)
 
 
 def difference_of_top1_gaps(

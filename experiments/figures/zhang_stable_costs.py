@@ -56,11 +56,11 @@ def runs(profile: str) -> list[Run]:
     }  # fmt: skip
     cases = [(size, DENSITY) for size in scale["workers"]]
     cases += [(WORKERS, density) for density in scale["densities"]]
-    listed = [
+    counted_runs = [
         Run({**counted, "workers": size, "timing.warmup_steps": _settling_steps(size)}, _variants(density))
         for size, density in cases
     ]
-    return [*listed, Run(measured, _variants(DENSITY))]
+    return [*counted_runs, Run(measured, _variants(DENSITY))]
 
 
 def _settling_steps(size: int) -> int:
@@ -128,7 +128,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
         words.append(plots.Curve(look, sizes, cases["words"], {"linestyle": ""} | hollow))
         times.append(plots.Curve(look, sizes, cases["vgg16_ms"], hollow))
-    axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
+    axes: dict[str, Any] = {"doubling_x_ticks": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
     panels = [
         plots.curves_panel(
             words, title="lines and bands: the formulas; marks: counted",
@@ -180,7 +180,7 @@ def _measured_table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    sizes = captions.join_words(map(format_number, sorted(set(counted_words_table(frames)["n"]))))
+    sizes = captions.join_with_and(map(format_number, sorted(set(counted_words_table(frames)["n"]))))
     return {
         "settled": MAX_SETTLED_WORKERS, "announced": ANNOUNCED["oktopk"],
         "model": format_number(VGG16_PARAMETERS), "density": format_number(DENSITY), "sizes": sizes,

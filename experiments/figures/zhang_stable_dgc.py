@@ -77,13 +77,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             plots.Curve(look, WORKERS, predicted_speedup_by_workers(free, link)),
             plots.Curve(look, WORKERS, predicted_speedup_by_workers(slow, link), dashed),
         ]
-    axes: dict[str, Any] = {"level": 1, "sizes": WORKERS, "xlabel": "Workers"}
+    axes: dict[str, Any] = {"reference_y": 1, "doubling_x_ticks": WORKERS, "xlabel": "Workers"}
     axes["ylabel"] = "Speed-up over dense, simulated"
     title = "8 A100, published: selecting free, or as torch.topk"
     ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
     panels = [
         plots.curves_panel(ours, title="CPUs: computing and selecting measured", **axes),
-        plots.curves_panel(theirs, title=title, log=ticks, **axes),
+        plots.curves_panel(theirs, title=title, log_y_ticks=ticks, **axes),
     ]
     return plots.compose_figure(panels, 2.9)
 

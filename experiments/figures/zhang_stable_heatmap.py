@@ -34,7 +34,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     maps = [_heatmap_panel(model, looks.select_first_run(runs)) for model, runs in models.items()]
     labels = (f"Slice of its largest tensor, of {SLICES}", "Selected again (%)")
     panels = [*maps, *map(_lag_panel, models.values())]
-    return plots.compose_figure(panels, 4.2, rows=2, ylabel=labels, sharey="row")
+    return plots.compose_figure(panels, 4.2, num_rows=2, ylabel=labels, sharey="row")
 
 
 def _heatmap_panel(model: str, run: Frames) -> plots.Panel:
@@ -54,23 +54,23 @@ def _lag_panel(frames: Frames) -> plots.Panel:
     return plots.curves_panel(lines, grid=None, xscale="log", xlabel="Steps later", ylim=(0, 100))
 
 
-def reselected_share_by_lag(frames: Frames, what: str, size: int) -> pd.Series[float]:
+def reselected_share_by_lag(frames: Frames, kind: str, region_elements: int) -> pd.Series[float]:
     """Return the share of the largest tensor that is selected again, by the steps between.
 
     Means over looks and runs.
     """
-    selected = looks.select_looks(frames, what, f"{looks.largest_tensor_name(frames)}/{size}")
+    selected = looks.select_looks(frames, kind, f"{looks.largest_tensor_name(frames)}/{region_elements}")
     by_lag: pd.Series[float] = selected.groupby("x")["value"].mean()
     return by_lag
 
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
-        f"{size:,}": (partial(reselected_percent_at_lag, size=size), PERCENT) for size in REGIONS
+        f"{size:,}": (partial(reselected_percent_at_lag, region_elements=size), PERCENT) for size in REGIONS
     }
-    drawn = partial(reselected_percent_at_lag, size=REGION, what="shuffled")
+    at_random = partial(reselected_percent_at_lag, region_elements=REGION, kind="shuffled")
     rows = looks.rows_of_means_by_model(
-        frames, {**measures, f"{REGION:,}, drawn at random": (drawn, PERCENT)}
+        frames, {**measures, f"{REGION:,}, drawn at random": (at_random, PERCENT)}
     )
     table = pd.DataFrame(rows)
     tensors = [looks.largest_tensor_name(runs) for runs in looks.frames_by_model(frames).values()]
@@ -79,9 +79,9 @@ def table(frames: Frames) -> Table:
     return Table(title, table, dict.fromkeys(table.columns[2:], "%"))
 
 
-def reselected_percent_at_lag(run: Frames, size: int, what: str = "kept") -> float:
+def reselected_percent_at_lag(run: Frames, region_elements: int, kind: str = "kept") -> float:
     """Return the percent selected again, at the distance next to `LATER`."""
-    by_lag = reselected_share_by_lag(run, what, size)
+    by_lag = reselected_share_by_lag(run, kind, region_elements)
     return 100 * float(by_lag.iloc[int(np.abs(by_lag.index.to_numpy() - LATER).argmin())])
 
 
@@ -95,9 +95,9 @@ def claims() -> list[Claim]:
     ]
 
 
-def mean_reselected_percent(run: Frames, what: str, sizes: Sequence[int] = REGIONS[1:]) -> float:
+def mean_reselected_percent(run: Frames, kind: str, region_sizes: Sequence[int] = REGIONS[1:]) -> float:
     """Return the percent selected again, the mean over all steps between and regions of these sizes."""
-    return float(np.mean([100 * reselected_share_by_lag(run, what, size).mean() for size in sizes]))
+    return float(np.mean([100 * reselected_share_by_lag(run, kind, size).mean() for size in region_sizes]))
 
 
 def _kept_above_chance(run: Frames) -> float:

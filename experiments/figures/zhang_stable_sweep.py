@@ -56,9 +56,9 @@ def runs(profile: str) -> list[Run]:
     return span_grid(shared, setting_axis("seed", SEEDS[profile]), methods)
 
 
-def training_run_keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
+def training_run_keys(frames: Frames, method: str, block: int = 0, every: int = 0) -> list[str]:
     """Return the runs of a method; of Stable Top-K those with this B and N."""
-    cell = {"method.block": size, "method.every": period} if size else {}
+    cell = {"method.block": block, "method.every": every} if block else {}
     return find_run_keys(frames, {"method.name": method, **cell})
 
 
@@ -102,10 +102,10 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         lines.append(plots.Curve(END, None, Estimate(end), plots.PUBLISHED_LINE))
         limits["ylim"] = (least / MARGIN, end * MARGIN)
     panel = plots.curves_panel(
-        lines, log=TICKS, grid=None, xlabel="N, steps between two selections",
+        lines, log_y_ticks=TICKS, grid=None, xlabel="N, steps between two selections",
         ylabel="Training loss, last epoch", xscale="log", xticks=periods, xticklabels=periods, **limits,
     )  # fmt: skip
-    return plots.compose_figure([panel], 2.9, loc="outside right center", ncols=1)
+    return plots.compose_figure([panel], 2.9, legend_loc="outside right center", legend_columns=1)
 
 
 def _clip(mean: Estimate, least: float, end: float) -> Estimate:
@@ -155,7 +155,8 @@ def final_loss_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[flo
     """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
     losses = {}
     for key in training_run_keys(frames, method, *cell):
-        if end := final_mean(frames, [key], COLUMN):
+        end = final_mean(frames, [key], COLUMN)
+        if end:
             losses[int(value_of_run(frames, key, "seed"))] = end.value
     return pd.Series(losses, dtype=float).fillna(math.inf)
 
@@ -165,10 +166,10 @@ def capped_loss_by_seed_and_cell(frames: Frames) -> pd.DataFrame:
 
     At most `SHOWN` times that of the other methods.
     """
-    others = pd.concat(
+    other_losses = pd.concat(
         [final_loss_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
     )
-    limits = SHOWN * others.max(axis="columns")
+    limits = SHOWN * other_losses.max(axis="columns")
     limits = limits[np.isfinite(limits)]
     losses = {cell: final_loss_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
     table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
@@ -208,8 +209,8 @@ def loss_over_best_stable(frames: Frames, other: str) -> Estimate | None:
 
 
 def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:
-    known = ratios.dropna().to_numpy()
-    return estimate_mean(known, POSITIVE) if len(known) else None
+    samples = ratios.dropna().to_numpy()
+    return estimate_mean(samples, POSITIVE) if len(samples) else None
 
 
 def oktopk_loss_over_dense(frames: Frames) -> Estimate | None:

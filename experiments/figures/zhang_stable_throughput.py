@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from experiments.figures.papers import make_claim
 SCALE = papers.published_value("zhang.scale.trained")
 TITLE = "Throughput and time to a loss with Stable Top-K, beside dense, Top-k and Ok-Topk"
 COLUMN = "train_loss"
-LABELS = {task: family.small for task, family in FAMILIES.items()} | {"cnn_digits": "small CNN, digits"}
+LABELS = {task: family.small_label for task, family in FAMILIES.items()} | {"cnn_digits": "small CNN, digits"}
 DENSITY = 0.05  # of small models, at which Stable Top-K trains; with a learning rate at which it does
 LINK = "ethernet_1g"  # for small models: there as long as computing, as with theirs
 SHARED: RunSettings = {**TRAINED, "link": LINK}
@@ -74,7 +74,9 @@ def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_SEEDS) -> list
     return span_grid(shared, setting_axis("seed", seeds[profile]), MODELS[profile], variants)
 
 
-def run_keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
+def run_keys(
+    frames: Frames, task: str, method: str, validate: Literal["epoch", "never"] = "never"
+) -> list[str]:
     """Return the runs of trainings (validate: `epoch`) or of what took turns (`never`)."""
     return find_run_keys(frames, {"task.name": task, "method.name": method, "train.validate": validate})
 
@@ -104,8 +106,8 @@ def slowest_worker_step_s(frames: Frames, task: str, method: str) -> Estimate | 
 
 def lowest_common_loss(frames: Frames, task: str) -> float:
     """Return the lowest mean loss of an epoch that every training reaches."""
-    keys = [key for of_method in training_run_keys_by_method(frames, task).values() for key in of_method]
-    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
+    trained = [key for keys in training_run_keys_by_method(frames, task).values() for key in keys]
+    epochs = frames.epochs[frames.epochs["key"].isin(trained)]
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
@@ -117,11 +119,11 @@ def steps_to_common_loss(frames: Frames, task: str, method: str) -> CrossingBySe
 
 def speedup_to_common_loss(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
     """Return the other method's time to the common loss over this one's, paired by seed."""
-    own_s, other_s = (slowest_worker_step_s(frames, task, name) for name in (method, other))
-    if own_s is None or other_s is None:
+    method_s, other_s = (slowest_worker_step_s(frames, task, name) for name in (method, other))
+    if method_s is None or other_s is None:
         return None
     slow, fast = (steps_to_common_loss(frames, task, name) for name in (other, method))
-    return speedup_to_target(slow, fast, Estimate(other_s.value / own_s.value))
+    return speedup_to_target(slow, fast, Estimate(other_s.value / method_s.value))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -131,7 +133,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     losses = [_losses_panel(frames, task) for task in tasks]
     panels = [_speedups_panel(frames, tasks), *losses, large.first_family_speedups_panel(frames)]
     keys = marks.dot_legend_handles({look.label: (look.marker, look.colour) for look in LOOKS.values()})
-    return plots.compose_figure(panels, 2.9, keys=keys)
+    return plots.compose_figure(panels, 2.9, first_legend_entries=keys)
 
 
 def _speedups_panel(frames: Frames, tasks: list[str]) -> plots.Panel:
@@ -143,12 +145,12 @@ def _speedups_panel(frames: Frames, tasks: list[str]) -> plots.Panel:
             speedup = speedup_to_common_loss(frames, task, method, "dense")
             if method != "dense" and speedup is not None and np.isfinite(speedup.value):
                 lines.append(plots.Curve(UNNAMED[method], [x], [speedup]))
-            published = FAMILIES[task].published_speedup(method) if task in FAMILIES else None
+            published = FAMILIES[task].published_speedup_over_dense(method) if task in FAMILIES else None
             if published:
                 lines.append(plots.Curve(UNNAMED[method], [x + 0.1], [published], marks.OPEN_MARKS))
     labels = [LABELS.get(task, task).replace(", ", "\n") for task in tasks]
     return plots.curves_panel(
-        lines, level=1, grid=None, ylabel="Dense's time to a loss / own, simulated",
+        lines, reference_y=1, grid=None, ylabel="Dense's time to a loss / own, simulated",
         title="Open: the slides' hours", xticks=range(len(tasks)), xticklabels=labels,
         xlim=(-0.6, len(tasks) - 0.3), ymargin=0.12,
     )  # fmt: skip
@@ -197,7 +199,7 @@ def table(frames: Frames) -> list[Table]:
 
 def facts(frames: Frames) -> dict[str, object]:
     return {
-        "density": format_number(DENSITY), "links": captions.join_words(LINKS),
+        "density": format_number(DENSITY), "links": captions.join_with_and(LINKS),
         "large_density": format_number(LARGE_DENSITY), "workers": WORKERS,
         "simulated": _predicted.SIMULATED, "measured": setting_values_text(frames, "task.elements"),
         "every": EVERY, "small_block": SMALL_BLOCK, "block": format_number(BLOCK),
@@ -207,10 +209,10 @@ def facts(frames: Frames) -> dict[str, object]:
 def claims() -> list[Claim]:
     listed = []
     for task, family in FAMILIES.items():
-        names = {"small": family.small, "large": family.large}
+        names = {"small": family.small_label, "large": family.large_label}
         listed.append(_indicated_claim("step-shorter", _oktopk_step_ratio, task, case=task, **names))
         listed.append(
-            make_claim("zhang.oktopk-hurts", _oktopk_loss_ratio, task, case=task, label=family.small,
+            make_claim("zhang.oktopk-hurts", _oktopk_loss_ratio, task, case=task, label=family.small_label,
                   quantity="_loss_ratio")
         )  # fmt: skip
         for other in ("dense", "oktopk"):
@@ -226,13 +228,13 @@ def claims() -> list[Claim]:
             )
         )
         for method in ("stable_topk", "oktopk"):
-            dense_h = family.hours["dense"]
-            own_h = family.hours[method]
+            dense_h = family.published_hours_by_method["dense"]
+            method_h = family.published_hours_by_method[method]
             listed.append(
                 _indicated_claim(
                     "hours", speedup_to_common_loss, task, method, "dense", case=f"{method}.{task}",
-                    label=LOOKS[method].label, hours=f"{dense_h} / {own_h}",
-                    paper=round(dense_h / own_h, 2), **names,
+                    label=LOOKS[method].label, hours=f"{dense_h} / {method_h}",
+                    paper=round(dense_h / method_h, 2), **names,
                 )
             )  # fmt: skip
     return listed
