@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from analysis.pictures.captions import join_words
+from analysis.pictures.captions import join_with_and
 from analysis.pictures.numbers import format_number, format_with_unit
 from analysis.stats import Estimate
 
@@ -41,7 +41,7 @@ class Band(NamedTuple):
         position = self.position(estimate)
         if position == "across a limit":
             limits = [format_with_unit(limit, unit) for limit in self.crossed_limits(estimate)]
-            return f"the interval includes the limit {join_words(limits)}"
+            return f"the interval includes the limit {join_with_and(limits)}"
         return f"the interval lies {'within' if position == 'inside' else 'outside'} the band"
 
     def p_value(self, estimate: Estimate) -> float:

@@ -18,7 +18,7 @@ from analysis import plots
 from analysis.pictures import captions, style
 from analysis.records import columns
 from analysis.records.columns import IMPLIED_SETTINGS, OUTCOME_LABELS
-from analysis.records.configs import differing_leaves, flatten, format_setting, short_name
+from analysis.records.configs import differing_leaves, flatten, format_setting, short_leaf_name
 from analysis.records.frames import Frames
 from analysis.records.steps import ENOUGH_LAUNCHES
 from analysis.stats import (
@@ -99,8 +99,8 @@ class Comparison:
         unit, factor = self._unit(points)
         label = self._label
         rows: dict[str, list[Any]] = {
-            short_name(self.by): [point.by for point in points],
-            short_name(self.x): [None if point.x is None else format_setting(point.x) for point in points],
+            short_leaf_name(self.by): [point.by for point in points],
+            short_leaf_name(self.x): [None if point.x is None else format_setting(point.x) for point in points],
             label: [point.value.scale_by(factor) for point in points],
             "runs": [len(point.samples) for point in points],
         }
@@ -115,29 +115,29 @@ class Comparison:
     @property
     def title(self) -> str:
         """Headline of the table and the picture."""
-        return f"{self._label} over {short_name(self.x)}, by {short_name(self.by)}".capitalize()
+        return f"{self._label} over {short_leaf_name(self.x)}, by {short_leaf_name(self.by)}".capitalize()
 
     def picture(self, frames: Frames) -> plots.Figure:
         """Return a figure with a line per value of `by` over `x`; what has no `x` is a line across."""
         points = self.points(frames)
         unit, factor = self._unit(points)
         positions = _x_positions([point.x for point in points if point.x is not None])
-        with plots.new_figure(style.two_column_settings(2.9)) as (figure, axes):
+        with plots.new_figure(style.two_column_rc_settings(2.9)) as (figure, axes):
             for by in dict.fromkeys(point.by for point in points):
                 look = style.method_style(by)
                 line = [point for point in points if point.by == by]
                 placed = {positions[point.x]: point for point in line if point.x is not None}
                 if placed:
                     values = [point.value.scale_by(factor) for point in placed.values()]
-                    plots.draw_points(axes, list(placed), values, look)
+                    plots.draw_points_with_intervals(axes, list(placed), values, look)
                 for position, point in placed.items():
                     plots.draw_samples(axes, position, [factor * sample for sample in point.samples], look)
                 for point in line:
                     if point.x is None:
-                        plots.draw_line_across(axes, point.value.scale_by(factor), look)
-            plots.set_value_ticks(axes, positions, short_name(self.x))
+                        plots.draw_horizontal_line(axes, point.value.scale_by(factor), look)
+            plots.set_x_ticks_at_values(axes, positions, short_leaf_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_leaf_name(self.by))
         return figure
 
     def caption(self, frames: Frames) -> str:
@@ -150,7 +150,7 @@ class Comparison:
             bars = "bars are 95 % intervals of the mean (Student's)"
         return (
             f"{self.title}. Small marks are single runs, {runs} per point, with a seed each; {bars}. "
-            f"{self._note(frames, points)} {captions.describe_setting(frames)}"
+            f"{self._note(frames, points)} {captions.describe_setting_with_remarks(frames)}"
         ).replace("  ", " ")
 
     @property

@@ -152,7 +152,7 @@ class Evidence(NamedTuple):
 
     def is_simulated(self) -> bool:
         """Return True where virtual ranks made some of their times."""
-        return captions.is_simulated(self.frames)
+        return captions.has_simulated_times(self.frames)
 
     def _column(self, name: str) -> pd.Series[Any]:
         """Return a column of the runs, without values where it was not recorded."""
@@ -168,7 +168,7 @@ def deviating_links_text(frames: Frames) -> str:
         return ""
     links = [Evidence(frames._replace(runs=runs)) for _, runs in frames.runs.groupby(column, sort=False)]
     texts = [link.link_text() for link in links if link.is_link_off]
-    return captions.join_words(dict.fromkeys(texts)) if texts else ""
+    return captions.join_with_and(dict.fromkeys(texts)) if texts else ""
 
 
 def digest_rule(rule: Mapping[str, Any]) -> str:
@@ -211,7 +211,7 @@ def _describe_difference(runs: pd.DataFrame, column: str, paper: Any) -> str:
     # Numbers by their size, then words: the order of the records says nothing.
     ordered = sorted(differing, key=lambda pair: (isinstance(pair[0], str), pair[0]))
     texts = [f"{_value_text(value)} instead of {_value_text(expected)}" for value, expected in ordered]
-    return f"{SCALE_NAMES[column]} {captions.join_words(dict.fromkeys(texts))}" if texts else ""
+    return f"{SCALE_NAMES[column]} {captions.join_with_and(dict.fromkeys(texts))}" if texts else ""
 
 
 def _value_text(value: Any) -> str:

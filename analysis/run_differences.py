@@ -69,13 +69,13 @@ def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differe
 def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Return the outcomes that two rows of `Frames.runs` share, side by side; empty without any."""
     lines = []
-    for column, title in OUTCOME_LABELS.items():
+    for column, labels in OUTCOME_LABELS.items():
         values = [value for value in (a.get(column), b.get(column)) if value is not None and isfinite(value)]
-        if not title.beside or len(values) < 2:
+        if not labels.comparison_label or len(values) < 2:
             continue
-        text_a, text_b = (format_with_unit(title.factor * value, title.unit) for value in values)
-        change = _change_text(values[0], values[1], title.unit)
-        lines.append(f"  {title.beside:22}{text_a:{VALUE_WIDTH}}  {text_b:18}  {change}")
+        text_a, text_b = (format_with_unit(labels.display_factor * value, labels.unit) for value in values)
+        change = _change_text(values[0], values[1], labels.unit)
+        lines.append(f"  {labels.comparison_label:22}{text_a:{VALUE_WIDTH}}  {text_b:18}  {change}")
     simulated = "; step times are simulated" * bool(a.get("simulated") or b.get("simulated"))
     heading = f"  {'':22}{'A':{VALUE_WIDTH}}  {'B':18}  from A to B"
     return "\n".join([f"what they came to{simulated}", heading, *lines]) if lines else ""

@@ -225,11 +225,11 @@ def phase_statistic(
         return None
     _check_comparable(frames, keys)
     units = replication_units(frames, keys)
-    if not set(phases) <= set(units.means):
+    if not set(phases) <= set(units.means_by_unit):
         return None
-    means = units.means[list(phases)]
+    means = units.means_by_unit[list(phases)]
     per_unit = np.array([statistic(*row) for row in means.to_numpy()], dtype=float)
-    return estimate_mean(per_unit, bounds, units.of, float(statistic(*means.mean())))
+    return estimate_mean(per_unit, bounds, units.unit_kind, float(statistic(*means.mean())))
 
 
 def phase_time(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 1.0) -> Estimate | None:
@@ -323,16 +323,16 @@ def _paired_estimate(
     by_block = has_blocks_in_every_run(frames, both)
     ours = replication_units(frames, keys, by_block)
     theirs = replication_units(frames, others, by_block)
-    if not set(phases) <= set(ours.means) & set(theirs.means):
+    if not set(phases) <= set(ours.means_by_unit) & set(theirs.means_by_unit):
         return None
-    sums = [side.means[list(phases)].sum(axis="columns") for side in (ours, theirs)]
+    sums = [side.means_by_unit[list(phases)].sum(axis="columns") for side in (ours, theirs)]
     paired = pd.concat(sums, axis="columns", join="inner", keys=["ours", "theirs"]).sort_index()
     if not len(paired):
         return None
     samples = compare(paired["ours"], paired["theirs"])
     if by_block:
         return estimate_mean_over_launches(samples, bounds)
-    return estimate_mean(samples, bounds, ours.of)
+    return estimate_mean(samples, bounds, ours.unit_kind)
 
 
 def _column_mean(values: pd.Series[float], column: str) -> Estimate:

@@ -70,7 +70,7 @@ class Cell:
         return self.minutes.value if self.minutes else np.inf
 
 
-def target_losses(baseline: EntryFile, share: float) -> TargetLosses:
+def target_loss_by_task_and_workers(baseline: EntryFile, share: float) -> TargetLosses:
     """Return the highest loss that a seed of the baseline has at this share of its budget."""
     epochs = baseline.frames.epochs
     losses: dict[str, dict[int, float]] = {}
@@ -249,7 +249,7 @@ def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[Comp
     return times
 
 
-def sort_table_cells(cells: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
+def select_and_sort_table_cells(cells: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
     """Return the rows of one table: the baseline first, then by speedup; entries without one stand last."""
 
     def rank(cell: Cell) -> tuple[bool, bool, float]:

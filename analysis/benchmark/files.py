@@ -110,7 +110,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
         return member.read(MAX_MEMBER_BYTES)
 
 
-def read_entries(folders: list[Path], tier: str, rules: str) -> tuple[list[EntryFile], list[str]]:
+def read_newest_entries(folders: list[Path], tier: str, rules: str) -> tuple[list[EntryFile], list[str]]:
     """Return the newest file of each entry of a tier, and a line on each that can't be shown.
 
     Args:

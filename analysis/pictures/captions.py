@@ -39,18 +39,18 @@ def distinct_values(frames: Frames, column: str) -> list[Any]:
     return sorted(map(_to_int_if_whole, values), key=lambda value: (isinstance(value, str), value))
 
 
-def join_words(items: Iterable[object]) -> str:
+def join_with_and(items: Iterable[object]) -> str:
     """Return 'a', 'a and b', 'a, b and c'; 'unknown' of nothing."""
     words = [str(item) for item in items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
 
 
-def join_values(frames: Frames, column: str, write: Callable[[Any], str] = str) -> str:
+def join_distinct_values(frames: Frames, column: str, format_value: Callable[[Any], str] = str) -> str:
     """Return the distinct values of a column of `frames.runs` as words: '2, 4 and 8'."""
-    return join_words(map(write, distinct_values(frames, column)))
+    return join_with_and(map(format_value, distinct_values(frames, column)))
 
 
-def is_simulated(frames: Frames) -> bool:
+def has_simulated_times(frames: Frames) -> bool:
     """Return True where virtual ranks made times of some of these runs."""
     return any(distinct_values(frames, "simulated"))
 
@@ -58,55 +58,54 @@ def is_simulated(frames: Frames) -> bool:
 def virtual_workers_remark(frames: Frames) -> str:
     """Return a remark that virtual ranks train as so many workers; empty where processes trained."""
     remark = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
-    return remark if is_simulated(frames) else ""
+    return remark if has_simulated_times(frames) else ""
 
 
 def simulated_suffix(frames: Frames) -> str:
     """Return ', simulated' for the name of a quantity whose times virtual ranks made."""
-    return ", simulated" if is_simulated(frames) else ""
+    return ", simulated" if has_simulated_times(frames) else ""
 
 
-def is_on_gpu(frames: Frames, hardware: str) -> bool:
+def is_entirely_on_gpu(frames: Frames, gpu_word: str) -> bool:
     """Return True where every run used a GPU whose name contains this word."""
     gpus = frames.runs.get("provenance.gpu", pd.Series(dtype=object))
-    return len(gpus) > 0 and bool(gpus.notna().all()) and all(hardware in str(gpu) for gpu in gpus)
+    return len(gpus) > 0 and bool(gpus.notna().all()) and all(gpu_word in str(gpu) for gpu in gpus)
 
 
-def is_over_link(frames: Frames, link: str) -> bool:
+def is_entirely_over_link(frames: Frames, link: str) -> bool:
     """Return True where this link joined the workers of every run, on machines found to be as named."""
     return distinct_values(frames, "cluster.link.name") == [link.lower()] and not mismatch_remark(frames)
 
 
 def describe_machine(frames: Frames) -> str:
     """Return the GPUs, or without any the CPUs and their cores."""
-    if gpus := distinct_values(frames, "provenance.gpu"):
-        return join_words(gpus)
-    return f"{join_values(frames, 'provenance.cpu')} ({join_values(frames, 'provenance.cores')} cores)"
+    gpus = distinct_values(frames, "provenance.gpu")
+    if gpus:
+        return join_with_and(gpus)
+    return f"{join_distinct_values(frames, 'provenance.cpu')} ({join_distinct_values(frames, 'provenance.cores')} cores)"
 
 
 def describe_precision(frames: Frames) -> str:
     """Return the precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
     precisions = sorted(set(used_precisions(frames.runs).dropna()))
-    return join_words(precisions) + " (*mixed*)" * (len(precisions) > 1)
+    return join_with_and(precisions) + " (*mixed*)" * (len(precisions) > 1)
 
 
 def describe_data(frames: Frames) -> str:
     """Return the data sets, and the first digits of their digests."""
-    digests = join_values(frames, "provenance.data.digest", lambda digest: str(digest)[:8])
-    return f"{join_values(frames, 'provenance.data.name')} (digest {digests})"
+    digests = join_distinct_values(frames, "provenance.data.digest", lambda digest: str(digest)[:8])
+    return f"{join_distinct_values(frames, 'provenance.data.name')} (digest {digests})"
 
 
 def describe_workers(frames: Frames) -> str:
     """Return '8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
     is_virtual = "virtual" in distinct_values(frames, "cluster.where")
     batches = distinct_values(frames, "task.batch_size")
-    batch = f" x batch {join_words(batches)}" if batches else ""
-    return (
-        f"{join_values(frames, 'workers')} {'virtual workers' if is_virtual else 'worker processes'}{batch}"
-    )
+    batch = f" x batch {join_with_and(batches)}" if batches else ""
+    return f"{join_distinct_values(frames, 'workers')} {'virtual workers' if is_virtual else 'worker processes'}{batch}"
 
 
-def describe_setting(frames: Frames) -> str:
+def describe_setting_with_remarks(frames: Frames) -> str:
     """Return a sentence: task, data, workers, machine, torch, precision; then all remarks on the runs."""
     remarks = (
         emulated_links_remark,
@@ -116,8 +115,8 @@ def describe_setting(frames: Frames) -> str:
         code_versions_remark,
     )
     return (
-        f"{join_values(frames, 'task.name')} on {describe_data(frames)}, {describe_workers(frames)}, "
-        f"on {describe_machine(frames)}, torch {join_values(frames, 'provenance.versions.torch')}, "
+        f"{join_distinct_values(frames, 'task.name')} on {describe_data(frames)}, {describe_workers(frames)}, "
+        f"on {describe_machine(frames)}, torch {join_distinct_values(frames, 'provenance.versions.torch')}, "
         f"{describe_precision(frames)}.{''.join(remark(frames) for remark in remarks)}"
     )
 
@@ -130,7 +129,7 @@ def divergence_remark(frames: Frames) -> str:
     steps = frames.runs.set_index("key").loc[keys, "diverged"]
     labels = run_labels_by_key(frames.runs)[keys]
     ends = [f"{label} in step {step:.0f}" for label, step in zip(labels, steps, strict=True)]
-    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_words(ends)}."
+    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_with_and(ends)}."
 
 
 def describe_scale(frames: Frames) -> str:
@@ -140,9 +139,11 @@ def describe_scale(frames: Frames) -> str:
     """
     if not len(frames.runs):
         return ""
-    parts = [f"{join_values(frames, 'task.name')} on {join_values(frames, 'provenance.data.name')}"]
+    parts = [
+        f"{join_distinct_values(frames, 'task.name')} on {join_distinct_values(frames, 'provenance.data.name')}"
+    ]
     if distinct_values(frames, "method.density"):
-        parts.append(f"density {join_values(frames, 'method.density', format_number)}")
+        parts.append(f"density {join_distinct_values(frames, 'method.density', format_number)}")
     return ", ".join([*parts, describe_workers(frames), f"on {describe_machine(frames)}"])
 
 
@@ -205,7 +206,7 @@ def code_versions_remark(frames: Frames) -> str:
     """Return a remark on runs that were not all made with the same code; empty where all were."""
     facts = frames.runs.reindex(columns=["provenance.commit", "provenance.dirty"]).itertuples(index=False)
     versions = sorted({_version_text(commit, dirty) for commit, dirty in facts})
-    several = f" *Measured with {len(versions)} versions of the code*: {join_words(versions)}."
+    several = f" *Measured with {len(versions)} versions of the code*: {join_with_and(versions)}."
     return several if len(versions) > 1 else ""
 
 
@@ -236,29 +237,31 @@ def _machine_remark(frames: Frames, fact: str, heading: str) -> str:
 
 def describe_timing(frames: Frames) -> str:
     """Return mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
-    modes = join_values(frames, "timing.mode", lambda mode: MODE_DESCRIPTIONS.get(mode, mode))
-    runs: dict[str, list[WarmSteps]] = {}  # by method
+    modes = join_distinct_values(frames, "timing.mode", lambda mode: MODE_DESCRIPTIONS.get(mode, mode))
+    warm_runs_by_method: dict[str, list[WarmSteps]] = {}
     for key in frames.runs["key"]:
-        runs.setdefault(method_style(_method_of_run(frames, key)).label, []).append(warm_steps(frames, key))
-    counts: dict[str, list[str]] = {}  # sentence about the samples -> the methods for which it is true
-    for method, warm_runs in runs.items():
-        counts.setdefault(_samples_text(warm_runs), []).append(method)
-    samples = "; ".join(f"{join_words(methods)} {count}" for count, methods in counts.items())
+        warm_runs_by_method.setdefault(method_style(_method_of_run(frames, key)).label, []).append(
+            warm_steps(frames, key)
+        )
+    methods_by_text: dict[str, list[str]] = {}
+    for method, warm_runs in warm_runs_by_method.items():
+        methods_by_text.setdefault(_samples_text(warm_runs), []).append(method)
+    samples = "; ".join(f"{join_with_and(methods)} {text}" for text, methods in methods_by_text.items())
     sentences = (
         f"Timing mode: {modes}. Steps per worker: {samples}.{turns_remark(frames)}{lateness_remark(frames)}"
     )
-    if is_simulated(frames):
+    if has_simulated_times(frames):
         sentences += f" {SIMULATED}{describe_links(frames)}."
     return sentences
 
 
 def describe_links(frames: Frames) -> str:
     """Return the links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
-    links = join_values(frames, "cluster.link.name")
+    links = join_distinct_values(frames, "cluster.link.name")
     if not distinct_values(frames, "cluster.inside.name"):
         return links
-    size = join_values(frames, "cluster.workers_per_node")
-    return f"{links} between nodes of {size}, {join_values(frames, 'cluster.inside.name')} inside"
+    size = join_distinct_values(frames, "cluster.workers_per_node")
+    return f"{links} between nodes of {size}, {join_distinct_values(frames, 'cluster.inside.name')} inside"
 
 
 def lateness_remark(frames: Frames) -> str:
@@ -266,12 +269,12 @@ def lateness_remark(frames: Frames) -> str:
     draws = [draw for draw in distinct_values(frames, "late.draw") if draw != "none"]
     if not draws:
         return ""
-    settings = [f"late.draw={join_words(draws)}"]
+    settings = [f"late.draw={join_with_and(draws)}"]
     for name in ("s", "spread", "rank"):
         values = distinct_values(frames, f"late.{name}")
         if any(values) or (values and name == "rank"):
-            settings.append(f"late.{name}={join_words(map(format_number, values))}")
-    return f" *Workers late on purpose*: {join_words(settings)}."
+            settings.append(f"late.{name}={join_with_and(map(format_number, values))}")
+    return f" *Workers late on purpose*: {join_with_and(settings)}."
 
 
 def turns_remark(frames: Frames) -> str:
@@ -280,8 +283,8 @@ def turns_remark(frames: Frames) -> str:
         return ""
     groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")  # the first variant of each
     ends = [*dict.fromkeys(map(_turns_end, groups.to_dict("records")))]
-    end = join_words(ends) if len(ends) <= MAX_SPELLED_OUT else _turns_ends(groups)
-    steps = join_values(frames, "alternate.block_steps")
+    end = join_with_and(ends) if len(ends) <= MAX_SPELLED_OUT else _turns_ends(groups)
+    steps = join_distinct_values(frames, "alternate.block_steps")
     return (
         f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
         f"until {end}."
@@ -304,14 +307,14 @@ def _turns_end(run: Mapping[Any, Any]) -> str:
 def _turns_ends(groups: pd.DataFrame) -> str:
     """Return the precision that many groups had reached when their turns ended."""
     percents = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
-    baselines = join_words(dict.fromkeys(method_style(name).label for name in groups["variant"]))
+    baselines = join_with_and(dict.fromkeys(method_style(name).label for name in groups["variant"]))
     text = (
         f"the least certain ratio to {baselines} had a half-width of {format_brief(percents.min())} to "
         f"{format_brief(percents.max())} %: {len(groups)} launches ended"
     )
     limited = groups[groups["alternated.stopped"] == "limit"]
     if len(limited):
-        limits = join_words(map(format_number, sorted(set(limited["alternate.limit_min"]))))
+        limits = join_with_and(map(format_number, sorted(set(limited["alternate.limit_min"]))))
         text += f", {len(limited)} of them by the limit of {limits} minutes"
     signalled = int((groups["alternated.stopped"] == "signal").sum())
     return f"{text}, {signalled} where somebody ended them" if signalled else text
@@ -319,28 +322,28 @@ def _turns_ends(groups: pd.DataFrame) -> str:
 
 def _samples_text(runs: list[WarmSteps]) -> str:
     """Return 'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
-    dropped = sorted({run.dropped for run in runs})
+    dropped = sorted({run.dropped_at_start for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
-    again = sum(run.again for run in runs)
-    turns = sum(run.turns for run in runs)
-    stopped = sum(run.stopped for run in runs)
+    again = sum(run.dropped_after_resuming for run in runs)
+    turns = sum(run.turn_count for run in runs)
+    stopped = sum(run.dropped_suspended for run in runs)
     several = f" in {turns} turns" if turns else f" in {len(runs)} runs" if len(runs) > 1 else ""
     more = f", and {again} after interruptions" * bool(again) + ", and the first of each turn" * bool(turns)
     more += f", and {stopped} in which a worker was suspended" * bool(stopped)
-    return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
+    return f"n = {sum(run.step_count for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 
 def describe_training(frames: Frames) -> str:
     """Return the length of the trainings behind a learning curve, and the number of seeds."""
     last = frames.epochs.groupby("key")[["epoch", "step"]].max()
-    epochs, steps = (join_words(sorted(set(last[name]))) for name in ("epoch", "step"))
+    epochs, steps = (join_with_and(sorted(set(last[name]))) for name in ("epoch", "step"))
     seeds = _min_seeds_per_method(frames)
     count = f"{seeds} seed{'s' if seeds > 1 else ''} per method"
     band = ", bands are 95 % intervals of the mean" if seeds >= ENOUGH_LAUNCHES else ""
     return f"{epochs} epoch{'s' if epochs != '1' else ''} = {steps} optimiser steps; {count}{band}."
 
 
-def kernel_remark(frames: Frames) -> str:
+def fused_kernel_remark(frames: Frames) -> str:
     """Return the kernel of fused runs, and how often its guess was wrong; empty without fused runs."""
     if not {"searching.kernel", "select"} <= set(frames.runs):
         return ""
@@ -350,16 +353,16 @@ def kernel_remark(frames: Frames) -> str:
     wrong, searches = (int(fused[f"searching.{name}"].sum()) for name in ("fallbacks", "steps"))
     return (
         f" ({method_style('topk-fused').label}: kernel "
-        f"{join_words(sorted(set(fused['searching.kernel'])))}; the guessed "
+        f"{join_with_and(sorted(set(fused['searching.kernel'])))}; the guessed "
         f"bound was wrong in {wrong} of {searches} searches)"
     )
 
 
 # What captions may have in braces, as sentences on the records.
 SENTENCES = {
-    "setting": describe_setting, "timing": describe_timing, "training": describe_training,
+    "setting": describe_setting_with_remarks, "timing": describe_timing, "training": describe_training,
     "turns": turns_remark, "virtual": virtual_workers_remark,
-    "searched": kernel_remark,
+    "searched": fused_kernel_remark,
 }  # fmt: skip
 
 

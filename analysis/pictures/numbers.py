@@ -46,7 +46,7 @@ def format_with_interval(value: Estimate | None) -> str:
     return f"{format_number(value.value)} {format_interval(value)}".strip()
 
 
-def format_count(n: int, of: str) -> str:
+def format_count(n: int, plural: str) -> str:
     """Return '5 launches', '1 run'."""
-    single = of.removesuffix("es") if of.endswith("ches") else of.removesuffix("s")
-    return f"{n:,} {of if n != 1 else single}"
+    single = plural.removesuffix("es") if plural.endswith("ches") else plural.removesuffix("s")
+    return f"{n:,} {plural if n != 1 else single}"

@@ -59,7 +59,7 @@ OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499
 OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
 
-def base_settings() -> dict[RcKeyType, Any]:
+def base_rc_settings() -> dict[RcKeyType, Any]:
     """Return matplotlib's settings for every figure, from page.mplstyle."""
     from matplotlib import rc_params_from_file  # here, since lists and tables know labels, too
 
@@ -67,9 +67,9 @@ def base_settings() -> dict[RcKeyType, Any]:
     return dict(rc_params_from_file(path, use_default_template=False))
 
 
-def two_column_settings(height: float = 2.7) -> dict[RcKeyType, Any]:
-    """Return matplotlib's settings for a figure as wide as the page; `height` in inches."""
-    return base_settings() | {"figure.figsize": (PAGE_WIDTH_INCHES, height)}
+def two_column_rc_settings(height_inches: float = 2.7) -> dict[RcKeyType, Any]:
+    """Return matplotlib's settings for a figure as wide as the page."""
+    return base_rc_settings() | {"figure.figsize": (PAGE_WIDTH_INCHES, height_inches)}
 
 
 # Columns of a run that tell which method it is.
@@ -112,12 +112,12 @@ def method_style(method: str) -> MethodStyle:
     return MethodStyle(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
+def save_png_pdf_svg(figure: Figure, folder: Path, name: str) -> Path:
+    """Write `name`.png, .pdf and .svg, and return the path of the first; a figure always gives the same bytes."""
     import matplotlib  # as above
 
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(base_settings()):
+    with matplotlib.rc_context(base_rc_settings()):
         for kind, nothing in OMITTED_METADATA.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=dict.fromkeys(nothing))

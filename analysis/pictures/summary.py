@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from analysis.pictures.captions import is_simulated
+from analysis.pictures.captions import has_simulated_times
 from analysis.pictures.numbers import format_brief, format_count, format_interval
 from analysis.pictures.style import method_id, method_style
 from analysis.records.frames import Frames, select_runs, to_dicts
@@ -23,18 +23,20 @@ from analysis.stats import (
     step_time_ratio,
 )
 
-MAX_CELLS, MAX_METHODS = 3, 4
+MAX_CELLS = 3
+MAX_METHODS = 4
 LINK = "cluster.link.name"
 CELL_COLUMNS = {"task.name": "", "task.batch_size": "batch ", LINK: ""}  # column: words before its value
-TOP1, DENSE = "val_top1", "dense"
+TOP1 = "val_top1"
+DENSE = "dense"
 
 
 class PublishedResult(NamedTuple):
     """The numbers that a paper has of a method beside its baseline; None where it has none."""
 
-    ratio: float | None = None  # of an iteration's time over the baseline's
-    select: float | None = None  # percent of its iteration
-    behind: float | None = None  # points of top-1, at the end
+    step_time_ratio: float | None = None  # over the baseline's
+    selection_percent: float | None = None  # of its iteration
+    points_below: float | None = None  # of top-1, at the end
 
 
 NO_PUBLISHED_RESULT = PublishedResult()
@@ -46,12 +48,12 @@ class MethodBaselinePair(NamedTuple):
     method: str  # by `method_id`
     label: str
     keys: list[str]
-    baseline: str  # its label
+    baseline_label: str
     baseline_keys: list[str]
-    is_only_density: bool  # of the method, here
+    is_at_only_density: bool  # does the method have no other density in the cell?
 
 
-def summarize_runs(frames: Frames, published: Mapping[str, PublishedResult] = {}) -> list[str]:
+def summarize_runs_in_sentences(frames: Frames, published: Mapping[str, PublishedResult] = {}) -> list[str]:
     """Return one sentence for each method beside the first, or dense, of each cell.
 
     Args:
@@ -66,7 +68,7 @@ def summarize_runs(frames: Frames, published: Mapping[str, PublishedResult] = {}
     return [*sentences, f"... and {more} more; the tables have all"] if sentences and more > 0 else sentences
 
 
-def describe_least_certain_ratio(frames: Frames) -> str:
+def describe_least_certain_step_time_ratio(frames: Frames) -> str:
     """Return the least certain ratio of step times: 'Top-k takes 1.15 of dense's time, give or take 2 %'.
 
     Empty where nothing took turns.
@@ -76,7 +78,7 @@ def describe_least_certain_ratio(frames: Frames) -> str:
         for pair in _method_pairs(cell):
             ratio = _step_time_ratio(cell, pair)
             if ratio is not None and ratio.low is not None:
-                ratios.append((ratio.half_width, pair.label, pair.baseline, ratio))
+                ratios.append((ratio.half_width, pair.label, pair.baseline_label, ratio))
     if not ratios:
         return ""
     width, method, baseline, ratio = max(ratios)
@@ -132,29 +134,30 @@ def _cell_sentences(
     words: Mapping[str, str], cell: Frames, published: Mapping[str, PublishedResult]
 ) -> Iterator[str]:
     for pair in _method_pairs(cell):
-        theirs = NO_PUBLISHED_RESULT  # which density theirs had
-        if pair.is_only_density:
-            theirs = published.get(pair.method, theirs)
-        timed = _timing_sentence(cell, pair, theirs)
-        if line := timed or _training_sentence(cell, pair, theirs):
+        published_result = NO_PUBLISHED_RESULT  # of several densities, none says which it is of
+        if pair.is_at_only_density:
+            published_result = published.get(pair.method, NO_PUBLISHED_RESULT)
+        timing = _timing_sentence(cell, pair, published_result)
+        sentence = timing or _training_sentence(cell, pair, published_result)
+        if sentence:
             # Over which link one trains is nothing to where training ends.
-            where = ", ".join(word for name, word in words.items() if timed or name != LINK)
-            yield f"{where}: {line}" if where else line
+            where = ", ".join(word for name, word in words.items() if timing or name != LINK)
+            yield f"{where}: {sentence}" if where else sentence
 
 
 def _timing_sentence(cell: Frames, pair: MethodBaselinePair, published: PublishedResult) -> str:
     ratio = _step_time_ratio(cell, pair)
     if ratio is None:
         return ""
-    times = "simulated time" if is_simulated(cell) else "time"
+    times = "simulated time" if has_simulated_times(cell) else "time"
     sentence = (
         f"an iteration with {pair.label} takes {_estimate_text(ratio)} of the {times} of "
-        f"{pair.baseline}'s{_published_text(published.ratio)}"
+        f"{pair.baseline_label}'s{_published_text(published.step_time_ratio)}"
     )
     share = _selection_share(cell, pair.keys)
     if share is not None:
         percent = f"{format_brief(share.value, 2)} %"
-        sentence += f", and selection is {percent} of it{_published_text(published.select, ' %')}"
+        sentence += f", and selection is {percent} of it{_published_text(published.selection_percent, ' %')}"
     return f"{sentence} ({format_count(ratio.n, ratio.sample_kind)})"
 
 
@@ -175,8 +178,8 @@ def _training_sentence(cell: Frames, pair: MethodBaselinePair, published: Publis
     if gap is None:
         return ""
     return (
-        f"{pair.label} ends {_estimate_text(gap)} points of top-1 {side} {pair.baseline}"
-        f"{_published_text(published.behind, ' below')} ({format_count(gap.n, gap.sample_kind)})"
+        f"{pair.label} ends {_estimate_text(gap)} points of top-1 {side} {pair.baseline_label}"
+        f"{_published_text(published.points_below, ' below')} ({format_count(gap.n, gap.sample_kind)})"
     )
 
 

@@ -43,7 +43,7 @@ def find_typical_step(frames: Frames, key: str) -> int:
 def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
     """Return spans, each from the beginning of its step: step, rank, phase, `start_ms` and `took_ms`."""
     rows = pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])
-    start = spans["start_s"] - meeting_seconds(spans).reindex(rows).to_numpy()
+    start = spans["start_s"] - shared_moment_seconds(spans).reindex(rows).to_numpy()
     aligned: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
         start_ms=1e3 * (start - start.groupby([spans["key"], spans["step"]]).transform("min")),
         took_ms=1e3 * spans["duration_s"],
@@ -51,7 +51,7 @@ def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
     return aligned
 
 
-def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
+def shared_moment_seconds(spans: pd.DataFrame) -> pd.Series[float]:
     """Return a moment that all ranks share, in seconds on the clock of each, by run, step and rank."""
     starts = spans.groupby(CLOCK_COLUMNS)["start_s"].min()
     waits = spans[spans["phase"] == "wait"]
@@ -62,7 +62,7 @@ def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
     return shared_moments
 
 
-def collective_stretch(frames: Frames, key: str) -> float:
+def collective_stretch_ratio(frames: Frames, key: str) -> float:
     """Return by how much collectives last longer than the slowest worker is in them.
 
     A collective lasts from when the last worker enters it until the last one leaves it. The result is all

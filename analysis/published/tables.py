@@ -16,8 +16,8 @@ from analysis.published.log_files import JOBS, read_iterations, read_training
 from analysis.records import schema
 from analysis.records.files import (
     DamagedFileError,
-    read_struct_if_there,
     read_bytes_checking_digest,
+    read_struct_if_there,
     size_and_digest,
     write_atomic,
     write_json,

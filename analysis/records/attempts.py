@@ -23,12 +23,12 @@ from analysis.records.schema import (
     INTEGER,
     EpochLine,
     LogLine,
-    SelectionLookLine,
+    SelectionObservationLine,
     StepLine,
     field_descriptions_by_name,
 )
 from analysis.records.steps import add_missing_outcomes
-from analysis.records.store import Attempt, Store, expected_logged_steps, describe_left_out
+from analysis.records.store import Attempt, Store, describe_left_out, expected_logged_steps
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
 FIELDS_BY_LINE = {line: field_descriptions_by_name(line) for line in (StepLine, EpochLine)}
@@ -185,7 +185,7 @@ def _read_tables(
     looks = [
         (line.step, line.what, line.of, x, value)
         for line in lines
-        if isinstance(line, SelectionLookLine)
+        if isinstance(line, SelectionObservationLine)
         for x, value in zip(line.xs, line.values, strict=True)
     ]
     return {
@@ -266,11 +266,11 @@ def _field_columns(
 ) -> Columns:
     """Return columns of these lines' fields; under an older name too, where it has values."""
     fields = FIELDS_BY_LINE[kind]
-    names = [*fields, *(field.was for field in fields.values() if field.was)]
+    names = [*fields, *(field.former_name for field in fields.values() if field.former_name)]
     values_by_field = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
     columns = {}
     for name, values in zip(names, values_by_field, strict=True):
-        if name in fields and fields[name].type == INTEGER:
+        if name in fields and fields[name].dtype == INTEGER:
             columns[name] = np.array(values, dtype=np.int64)
         elif name in fields or values.count(None) < len(values):
             columns[name] = np.array(values, dtype=float)
@@ -320,7 +320,7 @@ def _required_columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
     _, *fields = REQUIRED_COLUMNS[table].items()
     values_by_field = zip(*rows, strict=True) if rows else [()] * len(fields)
     return {
-        name: np.array(values, dtype=field.type)
+        name: np.array(values, dtype=field.dtype)
         for (name, field), values in zip(fields, values_by_field, strict=True)
     }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from analysis.records.attempts import load_newest_attempts, batch_runs_by_log_size
+from analysis.records.attempts import batch_runs_by_log_size, load_newest_attempts
 from analysis.records.files import temporary_part_folder
 from analysis.records.frames import Frames, build_runs_table, to_dicts
 from analysis.records.parquet import concat_parquet_files, write_frame, write_parquet
@@ -15,12 +16,19 @@ from analysis.records.process_pool import open_process_pool
 from analysis.records.store import Store
 
 
-def collect(
+class CollectionResult(NamedTuple):
+    """The numbers of rows that were written, by table, and a line on everything that was left out."""
+
+    count_by_table: dict[str, int]  # of `runs`: runs, whose variants are rows of their own
+    notes: list[str]
+
+
+def collect_runs_into_parquet(
     store: Store,
     folder: Path,
     processes: int = 1,
     show_progress: Callable[[list[Path]], Iterable[Path]] = iter,
-) -> tuple[dict[str, int], list[str]]:
+) -> CollectionResult:
     """Write all runs of a store as Parquet files into `folder`; return how many, and what was left out.
 
     Every log is read and compared with its digest: part by part, by so many processes, so that ten thousand
@@ -41,7 +49,7 @@ def collect(
         for name in Frames._fields[1:]:
             concat_parquet_files(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
     counts = {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in ("steps", "epochs")}
-    return {"runs": runs["run_id"].nunique(), **counts}, notes
+    return CollectionResult({"runs": runs["run_id"].nunique(), **counts}, notes)
 
 
 def _write_parts(

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from analysis.records.phases import PHASES
 from analysis.records.schema import (
     NUMBER,
-    StepOrEpochLine,
     EpochLine,
-    Field,
+    FieldDescription,
     StepLine,
+    StepOrEpochLine,
     field_descriptions_by_name,
 )
 
@@ -30,30 +30,32 @@ class OutcomeLabels(Struct, frozen=True):
     """Names of an outcome where people read it; "" where it is not shown."""
 
     label: str  # in a sentence, along an axis
-    beside: str = ""  # before the values of two runs
-    listed: str = ""  # above the values of many runs
-    factor: float = 1.0  # of what is shown there
-    unit: str = ""  # of it
-    per: str = ""  # behind the unit, where the title does not say it
+    comparison_label: str = ""  # before the values of two runs
+    column_heading: str = ""  # above the values of many runs
+    display_factor: float = 1.0  # of the values that are shown there
+    unit: str = ""  # of them
+    unit_suffix: str = ""  # behind the unit, where the heading does not say it
 
 
-def _with_scope(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
+def _with_scope(fields: Mapping[str, FieldDescription], when: str) -> dict[str, FieldDescription]:
     """Return these fields with more to their meaning: over which lines they were taken."""
     return {name: replace(field, meaning=f"{field.meaning}, {when}") for name, field in fields.items()}
 
 
-def _outcomes_among(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
+def _outcomes_among(fields: Mapping[str, FieldDescription], when: str) -> dict[str, FieldDescription]:
     """Return the outcomes of a run among a line's fields."""
-    return _with_scope({name: replace(field, was="") for name, field in fields.items() if field.of_run}, when)
+    return _with_scope(
+        {name: replace(field, former_name="") for name, field in fields.items() if field.is_run_outcome}, when
+    )
 
 
 _YAML = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
-OUTCOME_LABELS = msgspec.convert(_YAML["titles"], dict[str, OutcomeLabels])
-_YAML_COLUMNS = msgspec.convert(_YAML["columns"], dict[str, dict[str, Field]])
+OUTCOME_LABELS = msgspec.convert(_YAML["outcome_labels"], dict[str, OutcomeLabels])
+_YAML_COLUMNS = msgspec.convert(_YAML["columns"], dict[str, dict[str, FieldDescription]])
 _STEP = field_descriptions_by_name(StepLine)
 _EPOCH = field_descriptions_by_name(EpochLine)
 _PHASES = {
-    f"{phase.name}_s": Field("s", f"of these for {phase.meaning}", since=phase.since, type=NUMBER)
+    f"{phase.name}_s": FieldDescription("s", f"of these for {phase.meaning}", since=phase.since, dtype=NUMBER)
     for phase in PHASES
 }
 _FIRST = {name: _STEP[name] for name in ("step", "epoch", "start_s", "step_s")}
@@ -76,7 +78,7 @@ RUN_COLUMNS = {
     **_YAML_COLUMNS["facts"],
 }
 OUTCOMES = (*LAST_EPOCH_OUTCOMES, *_QUALITY, *_TIMES, *MEAN_OUTCOMES, *_ROUNDS, "took_s")
-COLUMNS: dict[str, dict[str, Field]] = {
+COLUMNS: dict[str, dict[str, FieldDescription]] = {
     "runs": RUN_COLUMNS,
     "steps": {**_YAML_COLUMNS["steps"], **_FIRST, **_PHASES, **_STEP},
     "epochs": {
@@ -95,27 +97,27 @@ REQUIRED_COLUMNS = {
 # What settings mean that records of before they were added lack; so these keep their keys.
 IMPLIED_SETTINGS: dict[str, Any] = {
     "comm": "torch", "container": "none", "train.evaluate": "anchor", "collectives": "auto",
-    **{name: field.implied for name, field in RUN_COLUMNS.items() if field.implied is not UNSET},
+    **{name: field.implied_value for name, field in RUN_COLUMNS.items() if field.implied_value is not UNSET},
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None},
 }  # fmt: skip
 # Shares of a core, and of the packets, from which on a relay held its link up.
 BUSY_SHARE = 0.9
 LATE_SHARE = 0.1
-BEGIN = "<!-- columns: written by `python -m analysis.records.columns` -->"
-END = "<!-- end of columns -->"
-PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
+BEGIN_MARK = "<!-- columns: written by `python -m analysis.records.columns` -->"
+END_MARK = "<!-- end of columns -->"
+RECORDS_PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
 
-def find_column_description(frame: str, name: str) -> Field | None:
-    """Return the field of a column, else of its kind; None where nothing describes it."""
-    listed = COLUMNS[frame]
-    kinds = (field for kind, field in listed.items() if "*" in kind and fnmatchcase(name, kind))
-    return listed.get(name) or next(kinds, None)
+def find_column_description(table: str, column: str) -> FieldDescription | None:
+    """Return the description of a column, else of its kind; None where nothing describes it."""
+    described = COLUMNS[table]
+    kinds = (field for kind, field in described.items() if "*" in kind and fnmatchcase(column, kind))
+    return described.get(column) or next(kinds, None)
 
 
-def unit_of_run_column(name: str) -> str:
+def unit_of_run_column(column: str) -> str:
     """Return the unit of a column of `runs`; "" where nothing describes it."""
-    field = find_column_description("runs", name)
+    field = find_column_description("runs", column)
     return field.unit if field else ""
 
 
@@ -131,19 +133,19 @@ def is_relay_bottleneck(relay: Mapping[str, float]) -> bool:
 
 
 def column_table_lines() -> Iterator[str]:
-    """Yield tables of all columns in Markdown, line by line."""
+    """Yield tables that describe all columns in Markdown, line by line."""
     head = ("", "| column | unit | meaning |", "|---|---|---|")
-    for frame, listed in COLUMNS.items():
-        yield from ("", f"### {frame}", "", _YAML["rows"][frame], *head)
-        yield from (f"| `{name}` | {field.unit} | {field.meaning} |" for name, field in listed.items())
+    for table, fields in COLUMNS.items():
+        yield from ("", f"### {table}", "", _YAML["rows"][table], *head)
+        yield from (f"| `{name}` | {field.unit} | {field.meaning} |" for name, field in fields.items())
 
 
 def render_records_page() -> str:
     """Return the text of docs/records.md with the tables of today between its two marks."""
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    tail = rest.partition(END)[2]
-    return f"{head}{BEGIN}\n{chr(10).join(column_table_lines()).strip()}\n\n{END}{tail}"
+    head, _, rest = RECORDS_PAGE.read_text().partition(BEGIN_MARK)
+    tail = rest.partition(END_MARK)[2]
+    return f"{head}{BEGIN_MARK}\n{chr(10).join(column_table_lines()).strip()}\n\n{END_MARK}{tail}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render_records_page())
+    RECORDS_PAGE.write_text(render_records_page())

@@ -122,7 +122,7 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def select_distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the leaves that suffice to tell these configurations apart, in the order of a label."""
+    """Return those differing leaves that suffice to tell these configurations apart, in the order of a label."""
     rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
     labels: list[tuple[str, ...]] = [()] * len(rows)
     leaves = list[str]()
@@ -141,23 +141,23 @@ def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     The method always comes first. Where nothing varies, they are told by method, density, task and seed.
     """
-    shown = select_distinguishing_leaves(configs) or DEFAULT_LEAVES
-    return [label_config(config, shown) for config in configs]
+    leaves = select_distinguishing_leaves(configs) or DEFAULT_LEAVES
+    return [label_config(config, leaves) for config in configs]
 
 
-def label_config(config: Mapping[str, Any], shown: Iterable[str]) -> str:
+def label_config(config: Mapping[str, Any], leaves: Iterable[str]) -> str:
     """Return the label of one configuration with these leaves; variants that take turns name theirs."""
     flat = {**IMPLIED_LEAVES, **flatten(config)}
     variants = [part["name"] for part in config.get("variants") or []]
     words = [", ".join(variants) + " in turns" if variants else str(flat["method.name"])]
-    for name in shown:
+    for name in leaves:
         is_of_variants = variants and name.startswith("method.")
         if name != "method.name" and flat.get(name) is not None and not is_of_variants:
-            words.append(f"{short_name(name)}={format_setting(flat[name])}")
+            words.append(f"{short_leaf_name(name)}={format_setting(flat[name])}")
     return " ".join(words)
 
 
-def short_name(name: str) -> str:
+def short_leaf_name(name: str) -> str:
     """Return the short name of a dotted leaf, as labels have it."""
     if name.endswith(".name"):
         return name.removesuffix(".name").rpartition(".")[2]

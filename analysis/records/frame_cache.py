@@ -28,16 +28,16 @@ from analysis.records.attempts import (
     MEASURED_TABLES,
     AttemptData,
     LoadedFrames,
+    batch_runs_by_log_size,
     build_frames_with_outcomes,
     read_newest_attempts,
-    batch_runs_by_log_size,
 )
 from analysis.records.columns import OUTCOMES
 from analysis.records.files import (
     DamagedFileError,
     read_bytes,
-    read_struct_if_there,
     read_bytes_checking_digest,
+    read_struct_if_there,
     size_and_digest,
     temporary_part_folder,
     write_atomic,

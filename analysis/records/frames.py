@@ -81,7 +81,7 @@ def empty_table(name: str) -> pd.DataFrame:
 
 
 def select_runs(frames: Frames, keys: Collection[str]) -> Frames:
-    """Return the rows of these runs."""
+    """Return the rows of these runs from every table."""
     wanted = {*keys}
     return Frames(*(table[table["key"].isin(wanted)].reset_index(drop=True) for table in frames))
 
@@ -112,7 +112,7 @@ def find_run_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
 
 
 def merge_frames(old: Frames, new: Frames) -> Frames:
-    """Return the rows of both; a run that is in both is taken from `new` only."""
+    """Return the rows of old and new frames; a run that is in both is taken from `new` only."""
     return concat_frames([select_runs(old, set(old.runs["key"]) - set(new.runs["key"])), new])
 
 
@@ -120,7 +120,7 @@ def concat_frames(parts: Sequence[Frames]) -> Frames:
     """Return the rows of all parts, which have no run in common."""
     runs = build_runs_table([row for part in parts for row in to_dicts(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
-    return Frames(runs, *(_concat_tables(name, of_parts) for name, of_parts in tables.items()))
+    return Frames(runs, *(_concat_tables(name, parts_of_table) for name, parts_of_table in tables.items()))
 
 
 def query_runs(frames: Frames, expression: str) -> Frames:
@@ -153,8 +153,8 @@ def run_labels_by_key(runs: pd.DataFrame) -> pd.Series[Any]:
         f"{variant}:{text}" if isinstance(variant, str) and not text.startswith(variant) else text
         for variant, text in zip(variants, label_configs(configs), strict=True)
     ]
-    by_key: pd.Series[Any] = pd.Series(texts, index=runs["key"], dtype=object)
-    return by_key
+    labels: pd.Series[Any] = pd.Series(texts, index=runs["key"], dtype=object)
+    return labels
 
 
 def _as_column(word: str, columns: Sequence[str]) -> str:
@@ -187,26 +187,26 @@ def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, 
 def order_and_type_columns(name: str, table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with its required columns first, in their order and type, then all others.
 
-    A column under its older name gets the new name. A number that nothing describes stays.
-
-    What had another name until it got its own one is found under that. A number that nothing describes stays.
+    A column under its former name gets the new name. A column that nothing describes stays.
     """
     required = REQUIRED_COLUMNS[name]
     for new, field in COLUMNS[name].items():
-        if field.was and field.was in table:  # a log that was begun by older code may have both
-            values = table[new].fillna(table[field.was]) if new in table else table[field.was]
-            table = table.drop(columns=field.was).assign(**{new: values})
+        if (
+            field.former_name and field.former_name in table
+        ):  # a log that was begun by older code may have both
+            values = table[new].fillna(table[field.former_name]) if new in table else table[field.former_name]
+            table = table.drop(columns=field.former_name).assign(**{new: values})
     extra = [column for column in table.columns if column not in required]
     ordered: pd.DataFrame = table.reindex(columns=[*required, *extra])
     retyped = {
-        column: field.type
+        column: field.dtype
         for column, field in required.items()
-        if field.type != TEXT and ordered[column].dtype != field.type
+        if field.dtype != TEXT and ordered[column].dtype != field.dtype
     }
     if retyped:  # astype goes through all columns, also those that are of their type
         ordered = ordered.astype(retyped)
     for column, field in required.items():
-        if field.type == TEXT and column not in table:
+        if field.dtype == TEXT and column not in table:
             ordered[column] = np.full(len(table), None, dtype=object)  # not NaN, which is no text
     undescribed = extra if name in LOGGED_TABLES else ()
     for column in undescribed:
@@ -277,7 +277,7 @@ def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
 
 @contextmanager
 def track_read_run_keys() -> Iterator[set[str]]:
-    """Collect the keys of the runs whose numbers are read in the block: what a value rests on."""
+    """Yield a set that collects the keys of the runs whose numbers are read in the block."""
     keys = set[str]()
     token = _READ_KEYS.set(keys)
     try:
@@ -333,7 +333,7 @@ def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarr
 
 
 def row_positions_by_key(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return the places of each run's rows in a table, by its key."""
+    """Return the positions of each run's rows in a table, by the run's key."""
     return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
 
 

@@ -42,10 +42,10 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
 
 
 def load_frames_by_source(
-    results: Path, shipped: Path, tables: Collection[str], say: Callable[[str], None]
+    results: Path, shipped: Path, tables: Collection[str], warn: Callable[[str], object]
 ) -> dict[str, Frames]:
     """Return the frames of OWN and SHIPPED runs; a run that is both is among the own ones."""
-    own = load_own_runs(results, tables, say)
+    own = load_own_runs(results, tables, warn)
     carried = read_parquet(shipped, {"runs", *tables})
     is_own = carried.runs["run_id"].isin(own.runs["run_id"])
     others = select_runs(carried, carried.runs["key"][~is_own])
@@ -55,12 +55,12 @@ def load_frames_by_source(
     }
 
 
-def load_own_runs(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
-    """Return this checkout's runs; say what had to be left out."""
+def load_own_runs(results: Path, tables: Collection[str], warn: Callable[[str], object]) -> Frames:
+    """Return this checkout's runs; call `warn` with a line on each attempt that had to be left out."""
     store = Store(results / "runs")
     frames, notes = load_newest_attempts_cached(store, store.list_run_ids(), results / "records", tables)
     for note in notes:
-        say(note)
+        warn(note)
     return frames
 
 
@@ -78,7 +78,7 @@ def _fill_and_drop_empty(frames: Frames) -> Frames:
 
 def add_item_and_sweep_columns(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
     """Return the runs with columns for the figures (`items`) and `sweeps` that each belongs to."""
-    names: dict[tuple[str, str], dict[str, None]] = {}
+    names_by_column_and_run: dict[tuple[str, str], dict[str, None]] = {}
     for folder, column in (
         (results / "records" / "figures", "items"),
         (shipped / "figures", "items"),
@@ -88,9 +88,9 @@ def add_item_and_sweep_columns(runs: pd.DataFrame, results: Path, shipped: Path)
             name = path.stem.rpartition("-")[0] if column == "items" else path.stem
             index = try_read_struct(path, RunIdList)  # where it is damaged, nobody knows
             for run in index.runs if index else ():
-                names.setdefault((column, run), {})[name] = None
+                names_by_column_and_run.setdefault((column, run), {})[name] = None
     columns = {
-        column: [", ".join(names.get((column, run), ())) or None for run in runs["run_id"]]
+        column: [", ".join(names_by_column_and_run.get((column, run), ())) or None for run in runs["run_id"]]
         for column in ("items", "sweeps")
     }
     others = runs.drop(columns=[*columns], errors="ignore")

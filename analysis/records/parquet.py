@@ -54,8 +54,8 @@ MAX_NAME = 80  # characters of a run's name in a sentence: a forged one may be l
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     """Write one file per frame, each replaced as a whole; return their paths.
 
-    Steps, spans and looks are stored as float32, whose seven digits are enough for every field that is not
-    `exact`; not what no field is for.
+    Steps, spans and looks are stored as float32, whose seven digits are enough for every field that does not
+    say `needs_float64`; what no field describes is stored as it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [write_frame(folder / f"{name}.parquet", frame) for name, frame in frames._asdict().items()]
@@ -65,7 +65,9 @@ def write_frame(path: Path, frame: pd.DataFrame) -> Path:
     """Write the frame that the file's name says; return the path."""
     if path.stem in ("steps", "spans", "looks"):
         fields = {column: field for column, field in COLUMNS[path.stem].items() if column in frame}
-        short = [column for column, field in fields.items() if field.type == NUMBER and not field.exact]
+        short = [
+            column for column, field in fields.items() if field.dtype == NUMBER and not field.needs_float64
+        ]
         frame = frame.astype(dict.fromkeys(short, np.float32))
     return _write_arrow(path, pa.Table.from_pandas(frame, preserve_index=False))
 
@@ -195,7 +197,7 @@ def parse_table(path: Path, raw: bytes) -> pd.DataFrame:
         raise DamagedFileError(
             path, f"has schema {schema_number}, and this code reads schema {schema.SCHEMA}"
         )
-    new_names = {field.was: column for column, field in COLUMNS[name].items()}
+    new_names = {field.former_name: column for column, field in COLUMNS[name].items()}
     columns = {*frame.columns, *(new_names.get(column) for column in frame.columns)}
     needed = [column for column, field in REQUIRED_COLUMNS[name].items() if not field.since]
     needed += NEEDED_RUN_COLUMNS if name == "runs" and len(frame) else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 
-class Phase(msgspec.Struct, frozen=True):
+class StepPhase(msgspec.Struct, frozen=True):
     """A part of a step that is timed by itself, and how it looks wherever it is drawn."""
 
     name: str  # in records; its seconds are the column `<name>_s` of steps
@@ -16,18 +16,18 @@ class Phase(msgspec.Struct, frozen=True):
     group: str
     meaning: str
     hatch: str = ""
-    since: str = ""  # as of a `schema.Field`
+    since: str = ""  # as of a `schema.FieldDescription`
 
 
 SELECTION, COMMUNICATION, OTHER = "selection", "communication", "other"  # groups, as phases.yaml has them
-PHASES = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=tuple[Phase, ...])
+PHASES = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=tuple[StepPhase, ...])
 NAMES = tuple(phase.name for phase in PHASES)
 # What no clock saw: the rest of a step. It is drawn, and is no column of steps.
-UNACCOUNTED = Phase("unaccounted", "unaccounted", "#FFFFFF", OTHER, "what no phase has", hatch="....")
+UNACCOUNTED = StepPhase("unaccounted", "unaccounted", "#FFFFFF", OTHER, "what no phase has", hatch="....")
 PHASE_BY_NAME = {phase.name: phase for phase in (*PHASES, UNACCOUNTED)}
 
 
-def find_phase_or_default(name: str) -> Phase:
+def find_phase_or_default(name: str) -> StepPhase:
     """Return the phase of this name; an unlisted one looks as UNACCOUNTED does, under its own name."""
     return PHASE_BY_NAME.get(name) or msgspec.structs.replace(UNACCOUNTED, name=name, label=name)
 

@@ -47,12 +47,12 @@ def select_drawn_looks(looks: pd.DataFrame) -> pd.DataFrame:
 
 
 def strip_private_provenance(frames: Frames) -> Frames:
-    """Return these frames without what is private in their provenance."""
+    """Return these frames with the provenance of each run as `anonymize_provenance` makes it."""
     return map_provenance(frames, anonymize_provenance)
 
 
 def anonymize_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that public.yaml lists, with hosts numbered in their order."""
+    """Return the facts of a provenance that public.yaml lists, with numbers in place of hosts' names."""
     facts = msgspec.convert(provenance, schema.Provenance)
     machine = facts.machine or schema.MachineFacts()
     hosts = [*machine.hosts, *(worker.host for worker in machine.workers), facts.host]

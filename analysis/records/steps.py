@@ -29,16 +29,16 @@ LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, 
 
 
 class WarmSteps(NamedTuple):
-    """A run's steps after its warm-up, and how many steps were left out."""
+    """A run's rows of `steps` after its warm-up, and how many steps were left out."""
 
     steps: pd.DataFrame
-    dropped: int  # at the beginning
-    again: int = 0  # after interruptions
-    stopped: int = 0  # in which a worker was suspended, wherever
-    turns: int = 0  # in how many they were taken; of each the first step is left out, if it has more
+    dropped_at_start: int
+    dropped_after_resuming: int = 0
+    dropped_suspended: int = 0  # in which a worker was suspended, wherever
+    turn_count: int = 0  # of each turn the first step is left out, if it has more
 
     @property
-    def n(self) -> int:
+    def step_count(self) -> int:
         """Number of warm steps."""
         return int(self.steps["step"].nunique())
 
@@ -106,7 +106,7 @@ def _warm_steps_of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
     is_first = (number == first_step_by_turn[turn]) & (steps_by_turn[turn] > 1)
     is_warm = (block > 0) & ~is_first & ~np.isin(number, stopped)
     dropped = len(np.unique(number[block == 0]))
-    return WarmSteps(steps[is_warm], dropped, stopped=len(stopped), turns=len(np.unique(block[is_warm])))
+    return WarmSteps(steps[is_warm], dropped, 0, len(stopped), len(np.unique(block[is_warm])))
 
 
 def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
@@ -116,12 +116,12 @@ def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
 
 
 def warm_phase_seconds_rank_mean(frames: Frames, key: str) -> pd.DataFrame:
-    """Return means over ranks: a row per warm step, columns `step`, each phase, and `unaccounted`."""
+    """Return mean seconds over ranks: a row per warm step, columns `step`, each phase, and `unaccounted`."""
     return _phase_seconds_by_step(warm_steps(frames, key).steps)
 
 
 def slowest_rank_seconds_by_step(steps: pd.DataFrame) -> pd.Series[float]:
-    """Return each step's time on its slowest rank, by step, of one run's rows."""
+    """Return each step's seconds on its slowest rank, by step number, from one run's rows of `steps`."""
     numbers, order, starts = _order_by_step(steps)
     times = steps["step_s"].to_numpy()[order]
     slowest = np.maximum.reduceat(times, starts) if len(starts) else times
@@ -159,18 +159,19 @@ def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
 
 
 class ReplicationUnits(NamedTuple):
-    """Measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
+    """Mean seconds in each unit of replication: a row per launch, or per block within launches.
 
-    `slowest` is the step on its slowest rank. Rows are indexed by (group, block) or by seed, in their order.
+    Columns are the phases, `step`, `unaccounted`, and `slowest`: the step on its slowest rank. Rows are indexed
+    by (group, block) or by seed, in their order.
     """
 
-    means: pd.DataFrame
-    of: str  # BLOCKS or LAUNCHES
+    means_by_unit: pd.DataFrame
+    unit_kind: str  # BLOCKS or LAUNCHES
 
 
 @cache_by_frames
 def has_blocks_in_every_run(frames: Frames, keys: Sequence[str]) -> bool:
-    """Tell whether all these runs took turns, block by block."""
+    """Tell whether every one of these runs took turns with others, block by block."""
     if "block" not in frames.steps or "group" not in frames.runs:
         return False
     steps = frames.steps[frames.steps["key"].isin(keys)]
@@ -180,7 +181,7 @@ def has_blocks_in_every_run(frames: Frames, keys: Sequence[str]) -> bool:
 
 @cache_by_frames
 def is_replicated_by_block(frames: Frames, keys: Sequence[str]) -> bool:
-    """Decide whether blocks are the units: all runs have some, in fewer than ENOUGH_LAUNCHES launches."""
+    """Tell whether blocks are the units of replication: all runs have some, and launches are too few."""
     if not has_blocks_in_every_run(frames, keys):
         return False
     launches = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
@@ -216,12 +217,12 @@ def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None
 
 def mean_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
     """Return mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
-    means: pd.Series[float] = replication_units(frames, keys).means.drop(columns="slowest").mean()
+    means: pd.Series[float] = replication_units(frames, keys).means_by_unit.drop(columns="slowest").mean()
     return means
 
 
 def summarize_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
-    """Return a table of phases: `mean_phase_seconds`, and the median over the n warm steps of all runs."""
+    """Return a row per phase: `mean_phase_seconds`, and the median over the n warm steps of all runs."""
     table = pd.concat([warm_phase_seconds_rank_mean(frames, key) for key in keys])
     summary: pd.DataFrame = pd.DataFrame(
         {"mean": mean_phase_seconds(frames, keys), "median": table.median(), "n": len(table)}
@@ -230,7 +231,7 @@ def summarize_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.DataFrame
 
 
 def add_missing_outcomes(frames: Frames) -> Frames:
-    """Return the frames with the outcomes of each run in `runs`.
+    """Return the frames with the outcomes of each run as columns of `runs`.
 
     Outcomes that a run has already are kept: the steps behind them may not be there any more.
     """

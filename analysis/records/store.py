@@ -33,11 +33,11 @@ from analysis.records.files import (
     DamagedFileError,
     check_not_link,
     check_plain_file_if_there,
+    read_bytes_checking_digest,
     read_json_object_if_there,
+    size_and_digest,
     try_read_json_object,
     try_read_struct,
-    read_bytes_checking_digest,
-    size_and_digest,
     write_json,
 )
 from analysis.records.log import InterferenceError, check_logged_steps

@@ -125,8 +125,8 @@ def describe_provenance(frames: Frames) -> dict[str, str]:
         "machine": captions.describe_machine(frames),
         "data": captions.describe_data(frames),
         "workers": captions.describe_workers(frames),
-        "torch": captions.join_values(frames, "provenance.versions.torch"),
-        "code": captions.join_words(
+        "torch": captions.join_distinct_values(frames, "provenance.versions.torch"),
+        "code": captions.join_with_and(
             str(commit)[:8] for commit in captions.distinct_values(frames, "provenance.commit")
         ),
         "measured": " to ".join(dates) or "unknown",

@@ -6,7 +6,7 @@
     kept/                  what the next report need not make again
 
 Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
-text in them is escaped, by jinja2 in pages, by `data_script` in data, and the pages' scripts never make
+text in them is escaped, by jinja2 in pages, by `render_data_script` in data, and the pages' scripts never make
 markup of a text.
 """
 
@@ -42,10 +42,10 @@ from analysis.report.runs import (
     SHIPPED,
     THIS_MACHINE,
     RunPage,
-    accuracy_by_setting,
-    phase_styles,
-    run_columns,
-    run_labels,
+    list_settings_with_accuracy_points,
+    phase_label_and_colours_by_name,
+    run_table_columns,
+    distinct_run_labels,
 )
 from analysis.site import NavigationLink, Site
 
@@ -87,7 +87,7 @@ class ReportSite(Site):
         filters = {
             "emphasised": emphasize_asterisks,
             "sentence": capitalize_first,
-            "unbroken": keep_unbroken,
+            "unbroken": insert_no_break_spaces,
             "name": lambda path: Path(path).name,
         }
         super().__init__(
@@ -104,7 +104,7 @@ class ReportSite(Site):
 
     def write_data(self, name: str, content: Any) -> Path:
         """Write one script of data, which hands `content` to the page that loads it."""
-        return self.write_file(f"{DATA}/{name}.js", data_script(name.rpartition("/")[2], content))
+        return self.write_file(f"{DATA}/{name}.js", render_data_script(name.rpartition("/")[2], content))
 
     def clear_stale_files(self, unchanged: Collection[str] = ()) -> None:
         """Empty the folder of what an earlier report left, and put the assets there.
@@ -127,8 +127,8 @@ class ReportSite(Site):
                 remove_path(path)
         shutil.copytree(SOURCE_FOLDER / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
-    def load_kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
-        """Return what `store_kept` kept; None where it was made from something else, or is not there."""
+    def load_kept_from_last_report(self, name: str, made_from: str, kind: type[T]) -> T | None:
+        """Return what `store_for_next_report` kept; None where it was made from something else, or is not there."""
         try:
             kept = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MAX_LOG_BYTES))
             is_same = isinstance(kept, dict) and kept.get("made_from") == made_from
@@ -136,13 +136,13 @@ class ReportSite(Site):
         except (OSError, ValueError, LookupError, RecursionError):  # not there, or not whole: made again
             return None
 
-    def store_kept(self, name: str, made_from: str, content: Any) -> None:
+    def store_for_next_report(self, name: str, made_from: str, content: Any) -> None:
         """Keep plain data for the next report, also where this one is stopped before it begins to write."""
         (self.folder / KEPT).mkdir(parents=True, exist_ok=True)
         (self.folder / KEPT / MARKER_FILE).touch()
         self.write_file(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
 
-    def has_run_data(self, runs: Collection[str]) -> bool:
+    def has_data_of_all_runs(self, runs: Collection[str]) -> bool:
         """Return True where the data of these runs' pages are there."""
         folder = self.folder / DATA / RUN
         if not is_plain_folder(folder):
@@ -194,10 +194,10 @@ def write_pages(
     counts = {word: count_by_word[word] for word in VERDICT_WORDS if count_by_word[word]}
     titles = {item.stem: item.title for item in items}
     site.write_page("verdicts", subfolder=PAGES, counts=counts, judged=adjusted, titles=titles)
-    labels = run_labels(runs)
-    site.write_data("runs", run_columns(runs, labels))
-    site.write_data("methods", accuracy_by_setting(runs, labels))
-    site.write_data("looks", phase_styles())
+    labels = distinct_run_labels(runs)
+    site.write_data("runs", run_table_columns(runs, labels))
+    site.write_data("methods", list_settings_with_accuracy_points(runs, labels))
+    site.write_data("looks", phase_label_and_colours_by_name())
     site.write_data("figures", [_search_entry(item) for item in items])
     for page in ("runs", "run", "compare"):
         site.write_page(page, subfolder=PAGES)
@@ -221,7 +221,7 @@ def _search_entry(item: ItemPage) -> list[str]:
     return [item.stem, item.title, " ".join(words)]
 
 
-def data_script(name: str, content: Any) -> str:
+def render_data_script(name: str, content: Any) -> str:
     """Return a script that calls `report.received(name, content)`; NaN and infinities become null."""
     text = json.dumps(
         [name, _to_json_values(content)], ensure_ascii=False, separators=(",", ":"), allow_nan=False
@@ -236,7 +236,7 @@ def emphasize_asterisks(text: str) -> Markup:
     return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", str(escape(text))))
 
 
-def keep_unbroken(text: str) -> str:
+def insert_no_break_spaces(text: str) -> str:
     """Return a text in which a number and its unit, an interval, or brackets are not broken between lines."""
     return re.sub(
         r"\([^)]*\)|\[[^]]*\]|^[\d.,]+ \S+$", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text

@@ -98,7 +98,7 @@ class RunPage:
         return {**values, "label": label, "config": self.leaves, **self.parts}
 
 
-def page_id(run: str, key: str) -> str:
+def run_page_id(run: str, key: str) -> str:
     """Return the name of a run's data: its key, as in `list`, with its variant where it has one.
 
     Else a digest, for names may be anything.
@@ -112,7 +112,7 @@ def page_id(run: str, key: str) -> str:
     return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
 
 
-def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
+def run_table_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
     """Return the rows of all runs, by column."""
     step_s = [run.outcomes.get("step_s") for run in runs]
     return {
@@ -125,7 +125,7 @@ def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, lis
     }
 
 
-def run_labels(runs: Sequence[RunPage]) -> list[str]:
+def distinct_run_labels(runs: Sequence[RunPage]) -> list[str]:
     """Return labels that tell each run from the others of its method, task, workers and mode."""
     labels = [run.run for run in runs]
     places_by_group = defaultdict[Any, list[int]](list)
@@ -139,7 +139,7 @@ def run_labels(runs: Sequence[RunPage]) -> list[str]:
     return labels
 
 
-def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
+def build_run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
     """Yield the runs of these frames, which are whole."""
     if not len(frames.runs):
         return
@@ -170,7 +170,7 @@ def _run_page(
     steps_table = steps_of_run(frames, key)
     has_steps = len(steps_table) > 0
     return RunPage(
-        id=page_id(row["run_id"], key),
+        id=run_page_id(row["run_id"], key),
         run=row["run_id"],
         origin=origin,
         state=state,
@@ -241,7 +241,7 @@ def _spread_evenly(n: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
 
 
-def accuracy_by_setting(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
+def list_settings_with_accuracy_points(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return accuracy and bytes of the methods of each setting, a setting with more methods first.
 
     A method counts at the learning rate that was best in validation.
@@ -281,7 +281,7 @@ def _accuracy_point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict
     }  # fmt: skip
 
 
-def phase_styles() -> dict[str, list[str]]:
+def phase_label_and_colours_by_name() -> dict[str, list[str]]:
     """Return name and colour of each phase, and the colour of text on it."""
     return {
         name: [phase.label, phase.colour, readable_text_colour(phase.colour)]

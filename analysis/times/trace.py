@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.pictures.timeline import meeting_seconds, spans_of_run
+from analysis.pictures.timeline import shared_moment_seconds, spans_of_run
 from analysis.records import phases
 from analysis.records.frames import Frames
 
@@ -56,7 +56,7 @@ def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
 
 def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
     """Return seconds by which the clock of each rank is ahead of the first one's."""
-    moments = meeting_seconds(spans)
+    moments = shared_moment_seconds(spans)
     ahead = moments - moments.groupby(level=["key", "step"]).transform("first")
     median: pd.Series[float] = ahead.groupby(level="rank").median()
     return median

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import plots
 from analysis.pictures import marks
-from analysis.pictures.captions import join_words
+from analysis.pictures.captions import join_with_and
 from analysis.pictures.numbers import format_brief, format_number
 from experiments.bench._compared_rows import (
     DDP,
@@ -49,7 +49,7 @@ def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
     by_density = [row for row in timed if row["n"] == n]
     names = row_names_quickest_first(timed, by_n, n, floor)
     densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION_CASE.density]
-    density_words = join_words(map(format_number, densities))
+    density_words = join_with_and(map(format_number, densities))
     panel_by_n = floor_ratio_panel(
         by_n, names, "n", floor, BLUES, labelled_value=n, title=f"by elements n (density {density_words})"
     )
@@ -158,10 +158,10 @@ def cpu_over_ddp_panel(
         look = STYLES[row["row"]]
         ratio = to_estimate(row["cpu_over_ddp"])
         rounded = ratio._replace(value=float(f"{ratio.value:.3g}"))  # there is little room
-        marks.draw_dot(axes, names.index(row["row"]), rounded, look.marker, look.colour)
+        marks.draw_dot_with_interval(axes, names.index(row["row"]), rounded, look.marker, look.colour)
     axes.axvline(1, color=STYLES[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.set_row_labels(axes, [STYLES[name].label for name in names])
-    marks.set_factor_axis(axes)
+    marks.set_log_factor_x_axis(axes)
     plots.finish_axes(axes, xlabel="CPU time / plain DDP", **axes_settings)
 
 

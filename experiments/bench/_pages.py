@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
 from analysis.pictures import style
-from analysis.pictures.captions import join_words
+from analysis.pictures.captions import join_with_and
 from analysis.pictures.numbers import format_number, format_with_interval
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.log import read_json_lines
@@ -241,7 +241,7 @@ class BenchmarkPageDrawer:
         if not rows:
             raise DamagedFileError(store, "has no row of a case")
         folder.mkdir(parents=True, exist_ok=True)
-        picture = style.save_figure(self.draw_picture(rows), folder, store.stem)
+        picture = style.save_png_pdf_svg(self.draw_picture(rows), folder, store.stem)
         write_atomic(folder / f"{store.stem}.md", self.render_markdown(rows, invocations, store.stem))
         return picture
 
@@ -302,7 +302,7 @@ class BenchmarkPageDrawer:
                 names_by_reason.setdefault(row["why"], []).append(row["row"])
                 continue
             cells.append({column: make_cell(row, source) for column, source in self.columns(row).items()})
-        note = "; ".join(f"{join_words(names)} not run: {why}" for why, names in names_by_reason.items())
+        note = "; ".join(f"{join_with_and(names)} not run: {why}" for why, names in names_by_reason.items())
         if not cells:
             return f"{note}\n"
         units = {column: unit for column, unit in UNITS.items() if column in cells[0]}
@@ -325,12 +325,12 @@ def format_spread(spread: Record) -> str:
 
 def join_distinct_values(rows: Iterable[Record], field: str) -> str:
     """Return the values of a field, in words."""
-    return join_words(sorted({row[field] for row in rows if field in row}))
+    return join_with_and(sorted({row[field] for row in rows if field in row}))
 
 
 def join_distinct_mib(rows: Iterable[Record], field: str) -> str:
     """Return the values of a field of bytes, in words."""
-    return join_words(f"{nbytes >> 20} MiB" for nbytes in sorted({row[field] for row in rows}))
+    return join_with_and(f"{nbytes >> 20} MiB" for nbytes in sorted({row[field] for row in rows}))
 
 
 def render_template(template: str, filters: Mapping[str, Callable[..., Any]], **content: Any) -> str:

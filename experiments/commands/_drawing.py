@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, describe_scale_differences
@@ -67,25 +67,35 @@ class FigureRecords:
     notes: tuple[str, ...] = ()  # for whoever reads the figure
 
 
+class RedrawResult(NamedTuple):
+    """The figures that were drawn again."""
+
+    drawn: list[RenderedFigure]
+    are_all_written: bool
+
+
 def draw_and_index_own_runs(
-    figure: Figure, profile: str, runs: Sequence[str], folders: ResultFolders
+    figure: Figure, profile: str, run_ids: Sequence[str], folders: ResultFolders
 ) -> RenderedFigure:
-    """Draw a figure from this checkout's own runs, and store their ids, so that `redraw_recorded_figures` finds them."""
-    frames, notes = load_newest_attempts_cached(folders.store, runs, folders.records)
+    """Draw a figure from this checkout's own runs.
+
+    The ids of the runs are stored, so that `redraw_recorded_figures` finds them.
+    """
+    frames, notes = load_newest_attempts_cached(folders.store, run_ids, folders.records)
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
     path = folders.index / f"{figure.file_stem(profile)}.json"
-    index = {"runs": list(runs)}
+    index = {"runs": list(run_ids)}
     if try_read_json_object(path) != index:
         write_json(path, index)
     records = FigureRecords(frames, OWN_RUNS, tuple(notes))
     is_current = is_picture_up_to_date(figure, profile, folders)
-    rendered = write_figure_files(figure, profile, records, folders.figures, draws=not is_current)
+    rendered = write_figure_files(figure, profile, records, folders.figures, draws_picture=not is_current)
     return replace(
         rendered,
         summary=figure.summary_sentences(frames),
-        least_certain_ratio=summary.describe_least_certain_ratio(frames),
+        least_certain_ratio=summary.describe_least_certain_step_time_ratio(frames),
     )
 
 
@@ -115,18 +125,18 @@ def is_picture_up_to_date(figure: Figure, profile: str, folders: ResultFolders) 
 
 
 def write_figure_files(
-    figure: Figure, profile: str, records: FigureRecords, folder: Path, draws: bool = True
+    figure: Figure, profile: str, records: FigureRecords, folder: Path, *, draws_picture: bool = True
 ) -> RenderedFigure:
     """Write picture, tables, claims and page of a figure into a folder.
 
     Args:
-        draws: draw the picture; without it, the picture stays as it is.
+        draws_picture: without it, the picture stays as it is.
     """
     name = figure.file_stem(profile)
     frames = records.frames
     folder.mkdir(parents=True, exist_ok=True)
-    if draws:
-        style.save_figure(figure.draw(frames, profile), folder, name)
+    if draws_picture:
+        style.save_png_pdf_svg(figure.draw(frames, profile), folder, name)
     number_tables = figure.tables(frames)
     tables.save_tables(number_tables, folder, name, *_describe_scale(figure, frames))
     if figure.bibtex:
@@ -177,13 +187,10 @@ def load_readable_figures() -> list[Figure]:
     return readable
 
 
-def redraw_recorded_figures(
-    folders: ResultFolders, every_figure: Sequence[Figure]
-) -> tuple[list[RenderedFigure], bool]:
+def redraw_recorded_figures(folders: ResultFolders, every_figure: Sequence[Figure]) -> RedrawResult:
     """Draw all profiles of these figures for which complete records are stored.
 
-    Returns:
-        The figures, and False if one of them can't be written, of which a line is printed.
+    A line is printed of each that can't be written.
     """
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     pictures = [(figure, profile) for figure in every_figure for profile in figure.profiles]
@@ -198,7 +205,7 @@ def redraw_recorded_figures(
             are_all_written = False
         elif result:
             drawn.append(result)
-    return drawn, are_all_written
+    return RedrawResult(drawn, are_all_written)
 
 
 def draw_in_parallel(
@@ -225,14 +232,13 @@ def _try_write_figure(
     return _return_os_error(write_figure_files, figure, profile, records, folder)
 
 
-def call_in_parallel(calls: Iterable[Callable[[], T]], num_figures: int) -> Iterator[T]:
+def call_in_parallel(calls: Iterable[Callable[[], T]], num_calls: int) -> Iterator[T]:
     """Yield the results of calls in their order; as many processes as there are cores carry them out.
 
     Args:
         calls: taken one by one when their turn comes, for the records of all may not fit into memory.
-        num_figures: the number of calls.
     """
-    processes = min(count_usable_cores(), MAX_PROCESSES, num_figures // FIGURES_PER_PROCESS)
+    processes = min(count_usable_cores(), MAX_PROCESSES, num_calls // FIGURES_PER_PROCESS)
     if processes < 2:
         yield from (call() for call in calls)
         return

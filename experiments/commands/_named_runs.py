@@ -125,12 +125,12 @@ def newest_attempts_in_sweeps(
 
     Without words, all runs are meant.
     """
-    newest = []
+    newest = list[Attempt]()
     for sweep in sweeps:
         for run in sweep_run_ids(sweep):
             is_meant = any(is_named(word, name) for word in words for name in (sweep.name, run))
-            if (is_meant or not words) and (attempts := folders.store.list_attempts(run)):
-                newest.append(attempts[-1])
+            if is_meant or not words:
+                newest += folders.store.list_attempts(run)[-1:]
     return newest
 
 

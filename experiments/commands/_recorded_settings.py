@@ -46,7 +46,8 @@ def _read_configs(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str
     own_names = folders.store.list_run_ids()
     shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
     name = match_one_name(word, list(dict.fromkeys([*own_names, *(row["run_id"] for row in shipped)])))
-    if name in own_names and (attempts := folders.store.list_attempts(name)):
+    attempts = folders.store.list_attempts(name) if name in own_names else []
+    if attempts:
         config = _newest_readable_config(attempts)
         return configs_by_variant(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]

@@ -138,11 +138,11 @@ def _is_written_as(value: Any, text: str) -> bool:
         return format_setting(value).lower() == text.replace(" ", "").lower()
 
 
-def make_run_table(runs: pd.DataFrame, in_order: bool = False) -> Table:
-    """Return a table of these runs, the newest last unless they are `in_order` already."""
+def make_run_table(runs: pd.DataFrame, *, is_sorted: bool = False) -> Table:
+    """Return a table of these runs, the newest last unless they are sorted already."""
     if not len(runs):
         return Table("", pd.DataFrame())
-    if "started" in runs and not in_order:
+    if "started" in runs and not is_sorted:
         runs = runs.sort_values("started", kind="stable", na_position="first")
     runs = runs.reset_index(drop=True)
     variants = runs.reindex(columns=["variant"])["variant"]
@@ -186,7 +186,7 @@ def _describe_simulated(timed: pd.DataFrame) -> str:
 
 
 def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
-    """Return the outcomes that some runs have, by column heading; the loss only of runs without an accuracy."""
+    """Return the outcomes that some runs have, by column heading; the loss only of runs without accuracy."""
     columns = {}
     for name, labels in OUTCOME_LABELS.items():
         if labels.column_heading and name in runs:

@@ -233,7 +233,8 @@ def _find_select_times(
     """Return selection times by method: as given, as known, or of a method that searches alike."""
     times = known_times.find_select_time_by_method(elements)
     for key in values:
-        if key.startswith(SELECT_PREFIX) and (time := _parse_time(key, values)):
+        time = _parse_time(key, values) if key.startswith(SELECT_PREFIX) else None
+        if time:
             name = key.removeprefix(SELECT_PREFIX)
             _check_method(name)
             times[name] = time
@@ -307,7 +308,7 @@ def _make_note(scenario: Scenario, known_times: KnownTimes, unranked: Sequence[s
     if unranked:
         parts.append(
             f"Not ranked, for their selection was not measured on {known_times.machine}: "
-            f"{captions.join_words(map(_label, unranked))} ({SELECT_PREFIX}METHOD=SECONDS gives it)."
+            f"{captions.join_with_and(map(_label, unranked))} ({SELECT_PREFIX}METHOD=SECONDS gives it)."
         )
     if scenario.has_local_steps:
         parts.append(

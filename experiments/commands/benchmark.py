@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.benchmark import site
 from analysis.benchmark.agreement import compare_measurements
 from analysis.benchmark.cells import Cell, ComposedTimeCheck, compare_composed_times, evaluate_entry
-from analysis.benchmark.files import EntryFile, read_entries
+from analysis.benchmark.files import EntryFile, read_newest_entries
 from analysis.pictures import captions
 from analysis.pictures.numbers import format_brief
 from analysis.tables import Table
@@ -68,7 +68,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
             entries.remove(entry)
             notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
     if against is not None:
-        other_entries, notes = read_entries([Path(against)], profile, digest(profile))
+        other_entries, notes = read_newest_entries([Path(against)], profile, digest(profile))
         for note in notes:
             say(note)
         other_cells = [cell for entry in other_entries for cell in evaluate_entry(entry, base, targets)]
@@ -113,7 +113,7 @@ def _describe_composing(composed_times: Sequence[ComposedTimeCheck]) -> str:
     """Return the errors of composed times, by the trainings that were made in real time as a whole."""
     if not composed_times:
         return ""
-    errors = captions.join_words(
+    errors = captions.join_with_and(
         f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, "
         f"{time.link}: {format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
         for time in composed_times

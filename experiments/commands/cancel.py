@@ -75,8 +75,8 @@ def _explain_unknown_name(word: str, folders: ResultFolders) -> str:
     if not names:
         return f"no sweep or run {quote(word)} was submitted; `status` lists them"
     return (
-        f"{quote(word)} is part of a name, and `cancel` wants it whole: {join_first_names(names)}; --matching "
-        "ends all that have it in their names"
+        f"{quote(word)} is part of a name, and `cancel` wants it whole: {join_first_names(names)}; "
+        "--matching ends all that have it in their names"
     )
 
 
@@ -95,11 +95,8 @@ def _cancel_attempts(attempts: Sequence[Attempt], folders: ResultFolders) -> Can
     unknown = [attempt for attempt, run in states.items() if run.state == "unknown"]
     for attempt in unknown:
         attempt.mark_failed_unless_whole("given up: SLURM did not show its job", "cancelled")
-    wanted = {
-        attempt: report
-        for attempt, run in states.items()
-        if run.is_under_way and (report := view.job_report(attempt)).status == "queued"
-    }
+    reports = {attempt: view.job_report(attempt) for attempt, run in states.items() if run.is_under_way}
+    wanted = {attempt: report for attempt, report in reports.items() if report.status == "queued"}
     if wanted:
         say(f"ends {join_first_names([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:

@@ -67,7 +67,9 @@ def write_record_tables(folders: ResultFolders) -> Iterator[str]:
     if num_removed:
         yield f"removed {num_removed} files and folders that a process had not finished when it was killed"
     show_progress = partial(iterate_with_progress, noun="parts of the runs")
-    counts, notes = collection.collect(folders.store, folders.records, count_usable_cores(), show_progress)
+    counts, notes = collection.collect_runs_into_parquet(
+        folders.store, folders.records, count_usable_cores(), show_progress
+    )
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
@@ -218,6 +220,6 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     counts = verdicts.count_words(
         (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
     )
-    listed = captions.join_words([f"{count} {word}" for word, count in counts.items()])
+    listed = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
     sentence = f"All {sum(counts.values())} claims, tested together, each cause counted once: {listed}."
     return "\n".join(lines) + f"\n\n{textwrap.fill(sentence, README_COLUMNS)}\n"

@@ -91,7 +91,7 @@ def _find_only_axis(runs: pd.DataFrame, by: str) -> str:
 def _write_files(comparison: Comparison, frames: Frames, folders: ResultFolders, name: str) -> list[Path]:
     """Write picture, table and page of a comparison, and return their paths."""
     table = comparison.table(frames)
-    style.save_figure(comparison.picture(frames), folders.figures, name)
+    style.save_png_pdf_svg(comparison.picture(frames), folders.figures, name)
     tables.save_tables(
         [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
     )

@@ -23,7 +23,7 @@ GROUP = "here"
 CHECKOUT_MARK = "@CHECKOUT@"  # in the shells' scripts: the folder in which they complete words
 # The shells' scripts lie beside this file. Bash and zsh ask the command line itself, through argcomplete:
 # $_ARGCOMPLETE=3 says that the words begin behind `-m`. Other words behind `python` are completed as before.
-# Each Tab calls `complete`, so nothing slow is imported.
+# Each Tab calls `print_completions_and_exit`, so nothing slow is imported.
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
@@ -50,7 +50,7 @@ def quote_for_shell(text: str, shell: str) -> str:
     return f"'{escaped}'"
 
 
-def complete(line: str) -> None:
+def print_completions_and_exit(line: str) -> None:
     """Answer a shell that asks for completions, and end this process.
 
     Args:

@@ -109,7 +109,7 @@ def enter(
                 f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
                 f"`enter {BASELINE} profile={tier}`"
             )
-        carry_out_all_stages(entries, base_file, stages, train)
+        carry_out_all_stages(entries, base_file, stages, without_times=train)
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
     return 0
@@ -167,7 +167,7 @@ def load_or_check_laws(entrant: Entrant, folders: ResultFolders) -> list[Law]:
 
 
 def carry_out_all_stages(
-    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStageRunner, without_times: bool
+    entries: EntriesByName, base_file: EntryFile | None, stages: EntryStageRunner, *, without_times: bool
 ) -> None:
     """Carry out all stages of these entries, write their files, and print their cells.
 
@@ -183,31 +183,41 @@ def carry_out_all_stages(
     any_entry = next(iter(entries.values()))
     if not without_times:
         _check_links(any_entry)
-    stages.carry_out("trials", [config for entering in entries.values() for config in entering.tuning()])
+    stages.make_missing_runs(
+        "trials", [config for entering in entries.values() for config in entering.tuning()]
+    )
     chosen = {name: entering.chosen() for name, entering in entries.items()}
     for name, settings_by_task in chosen.items():
         texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
         say(f"{name}: {'; '.join(texts)}")
     configs = _plan_after_trials(entries, chosen, base_file)
-    stages.carry_out("trainings", [config for entering in configs.trainings.values() for config in entering])
+    stages.make_missing_runs(
+        "trainings", [config for entering in configs.trainings_by_entry.values() for config in entering]
+    )
     if not without_times:
-        whole = [config for entering in configs.whole.values() for config in entering]
-        stages.carry_out("launches", configs.launches, in_real_time=True)
-        stages.carry_out("whole trainings in real time", whole, in_real_time=True)
-    launches = [config for config in configs.launches if stages.is_recorded(config)]
+        real_time_trainings = [
+            config for entering in configs.real_time_trainings_by_entry.values() for config in entering
+        ]
+        stages.make_missing_runs("launches", configs.timing_launches, in_real_time=True)
+        stages.make_missing_runs("whole trainings in real time", real_time_trainings, in_real_time=True)
+    launches = [config for config in configs.timing_launches if stages.is_recorded(config)]
     launch_frames = any_entry.frames([run_id(config) for config in launches])  # read once for all
     for name, entering in entries.items():
-        ended = [config for config in configs.whole[name] if stages.is_recorded(config)]
+        ended = [
+            config for config in configs.real_time_trainings_by_entry[name] if stages.is_recorded(config)
+        ]
         new_statement = statement(entering, chosen[name], [*launches, *ended], laws[name])
         path = file_of(folders, entering.name, name)
-        if path.exists() and (
-            num_launches := _count_more_launches(read_entry(path).statement, new_statement)
-        ):
+        num_launches = _count_more_launches(read_entry(path).statement, new_statement) if path.exists() else 0
+        if num_launches:
             say(f"{name}: {path.name} stays as it is, for it has {format_count(num_launches, 'launches')}")
             continue
         print(
             pack(
-                entering, new_statement, [*entering.tuning(), *configs.trainings[name], *ended], launch_frames
+                entering,
+                new_statement,
+                [*entering.tuning(), *configs.trainings_by_entry[name], *ended],
+                launch_frames,
             )
         )
     files = [read_entry(file_of(folders, entering.name, name)) for name, entering in entries.items()]
@@ -215,11 +225,11 @@ def carry_out_all_stages(
 
 
 class ConfigsAfterTrials(NamedTuple):
-    """The runs of all stages that follow the trials."""
+    """The runs of the stages that follow the trials."""
 
-    trainings: dict[str, list[Config]]  # by the name of the entry
-    launches: list[Config]
-    whole: dict[str, list[Config]]  # trainings in real time as a whole, by the name of the entry
+    trainings_by_entry: dict[str, list[Config]]
+    timing_launches: list[Config]  # in which all entries take turns with the baseline
+    real_time_trainings_by_entry: dict[str, list[Config]]
 
 
 def _plan_after_trials(
@@ -235,7 +245,7 @@ def _plan_after_trials(
     base = entries.get(BASELINE) or Entering(shipped()[BASELINE], any_entry.name, any_entry.folders)
     plain = {task: BestSettings(1.0, {}) for task in base.tier.tasks}
     filed = base_file.statement.tasks.items() if base_file else ()
-    base_settings = {task: BestSettings(said.lr, dict(said.searched)) for task, said in filed} or plain
+    base_settings = {task: BestSettings(best.lr, dict(best.searched)) for task, best in filed} or plain
     settings = {BASELINE: base_settings, **chosen}
     other_entries = [entering for name, entering in entries.items() if name != BASELINE]
     return ConfigsAfterTrials(
@@ -281,25 +291,25 @@ def _describe_settings(best: BestSettings) -> str:
 
 @dataclass(frozen=True)
 class EntryStageRunner:
-    """EntryStageRunner of an entry, whose runs are made unless they are recorded.
+    """The maker of the runs of entries' stages, unless they are recorded.
 
     Args:
         since: a date; runs in real time that were begun before are made again.
-        held: records of entries' files.
+        held_records: of entries' files.
     """
 
     folders: ResultFolders
     since: str | None = None
-    held: Frames = field(default_factory=empty_frames)
+    held_records: Frames = field(default_factory=empty_frames)
 
-    def carry_out(self, title: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
+    def make_missing_runs(self, title: str, configs: Sequence[Config], *, in_real_time: bool = False) -> None:
         """Make the missing runs of a stage."""
         if configs:
-            todo = self.find_missing(configs, in_real_time)
+            todo = self.find_runs_to_make(configs, in_real_time=in_real_time)
             say(f"{title}: {len(configs)}, {len(todo)} to make")
             _execute(todo, self.folders, f"enter-{title.partition(' ')[0]}", ["enter"])
 
-    def find_missing(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
+    def find_runs_to_make(self, configs: Sequence[Config], *, in_real_time: bool = False) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
         planned = plan_runs_with_data(configs, say)
         since = self.since if in_real_time else None
@@ -320,7 +330,7 @@ class EntryStageRunner:
         """Tell whether an entry's file has a run that was begun on this date or later."""
         key = run_key(config)
         keys = {f"{key}/{variant.name}" for variant in config.variants} or {key}
-        rows = self.held.runs[self.held.runs["key"].isin(keys)]
+        rows = self.held_records.runs[self.held_records.runs["key"].isin(keys)]
         return len(rows) == len(keys) and (since is None or bool((rows["started"] >= since).all()))
 
     def _is_stale(self, config: Config, since: str | None) -> bool:
@@ -370,16 +380,18 @@ def _describe_plan(
     folders = stages.folders
     chosen = {
         name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(entering.trials)}
-        if stages.find_missing(entering.tuning())
+        if stages.find_runs_to_make(entering.tuning())
         else entering.chosen()
         for name, entering in entries.items()
     }
     configs = _plan_after_trials(entries, chosen, base_file)
     configs_by_stage = {
         "trials": [config for entering in entries.values() for config in entering.tuning()],
-        "trainings": [config for entering in configs.trainings.values() for config in entering],
-        "launches": configs.launches,
-        "whole trainings": [config for entering in configs.whole.values() for config in entering],
+        "trainings": [config for entering in configs.trainings_by_entry.values() for config in entering],
+        "launches": configs.timing_launches,
+        "whole trainings": [
+            config for entering in configs.real_time_trainings_by_entry.values() for config in entering
+        ],
     }
     filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
     recorded = [load_all_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
@@ -389,7 +401,7 @@ def _describe_plan(
     total_unknown = 0
     for stage, stage_configs in configs_by_stage.items():
         is_virtual = stage in ("trials", "trainings")
-        todo = stages.find_missing(stage_configs, not is_virtual) if stage_configs else []
+        todo = stages.find_runs_to_make(stage_configs, in_real_time=not is_virtual) if stage_configs else []
         estimates = [model.estimate(run.config) for run in todo]
         run_s = [estimate.seconds for estimate in estimates if estimate]
         stage_s = sum(run_s) / (count_usable_cores() if is_virtual else 1)

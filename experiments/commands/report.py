@@ -27,7 +27,7 @@ from analysis.report.content import (
     SupportingClaim,
     describe_provenance,
 )
-from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, page_id, run_pages
+from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, build_run_pages, run_page_id
 from experiments import figures
 from experiments.commands._drawing import (
     OWN_RUNS,
@@ -90,7 +90,7 @@ def _stat_results(folders: ResultFolders) -> list[object]:
     return [_stat(path) for path in (*manifests, *sorted(folders.figures.glob("*.png")))]
 
 
-def write_report(folders: ResultFolders, draws: bool = True) -> Path:
+def write_report(folders: ResultFolders, *, draws: bool = True) -> Path:
     """Write all pages and return the first one; pages whose records have not changed are kept.
 
     Args:
@@ -99,7 +99,7 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
     site = pages.ReportSite(folders.report)
     notes = list[str]()
     shipped = ShippedRecords(folders, notes)
-    items = make_item_pages(site, folders, shipped, draws)
+    items = make_item_pages(site, folders, shipped, draws=draws)
     stems_by_key = defaultdict[str, list[str]](list)
     for item in items:
         for key in item.runs:
@@ -124,7 +124,7 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
             if run.state == DAMAGED:
                 notes.append(f"{run.run}: {run.why}")
     shipped_runs = kept_shipped or [
-        _write_run_data(site, run, stems_by_key, own_ids) for run in run_pages(shipped.frames, SHIPPED)
+        _write_run_data(site, run, stems_by_key, own_ids) for run in build_run_pages(shipped.frames, SHIPPED)
     ]
     if shipped.is_whole and not kept_shipped:
         _store_rows(site, SHIPPED_ROWS, digest, [("", run) for run in shipped_runs])
@@ -137,16 +137,16 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
 
 def _load_rows(site: pages.ReportSite, name: str, digest: str) -> list[tuple[str, RunPage]]:
     """Return the rows of an earlier report, each with the digest of its record."""
-    return site.load_kept(name, digest, list[tuple[str, RunPage]]) or []
+    return site.load_kept_from_last_report(name, digest, list[tuple[str, RunPage]]) or []
 
 
 def _with_data(site: pages.ReportSite, runs: list[RunPage]) -> list[RunPage]:
     """Return the runs if the data of all their pages are there, else none."""
-    return runs if site.has_run_data([run.id for run in runs]) else []
+    return runs if site.has_data_of_all_runs([run.id for run in runs]) else []
 
 
 def _store_rows(site: pages.ReportSite, name: str, digest: str, rows: Sequence[tuple[str, RunPage]]) -> None:
-    site.store_kept(name, digest, msgspec.to_builtins(rows))
+    site.store_for_next_report(name, digest, msgspec.to_builtins(rows))
 
 
 class ShippedRecords:
@@ -219,7 +219,7 @@ def _method_cards() -> Iterator[pages.MethodCard]:
 
 
 def make_item_pages(
-    site: pages.ReportSite, folders: ResultFolders, shipped: ShippedRecords, draws: bool
+    site: pages.ReportSite, folders: ResultFolders, shipped: ShippedRecords, *, draws: bool
 ) -> list[ItemPage]:
     """Return the page of every figure that has records; of a figure that fails, the reason."""
     pages_by_picture = dict[tuple[str, str], list[ItemPage]]()
@@ -237,7 +237,7 @@ def make_item_pages(
                 if path.is_symlink():
                     say(f"{path} is left out: it {NO_LINK}")
             digest = digest_item_page(figure, profile, folders, shipped)
-            kept_pages = site.load_kept(figure.file_stem(profile), digest, list[ItemPage])
+            kept_pages = site.load_kept_from_last_report(figure.file_stem(profile), digest, list[ItemPage])
             is_usable = kept_pages is not None and all(
                 _is_page_of(page, figure, profile, folders) for page in kept_pages
             )
@@ -258,7 +258,7 @@ def make_item_pages(
             say(f"{figure.name} ({profile}) is left out: {made.damage}")
         elif made or shipped.is_whole:
             digest = digest_item_page(figure, profile, folders, shipped)  # a picture may have been drawn
-            site.store_kept(figure.file_stem(profile), digest, msgspec.to_builtins(made_list))
+            site.store_for_next_report(figure.file_stem(profile), digest, msgspec.to_builtins(made_list))
         parquet.release_arrow_memory()
     return [page for item_pages in pages_by_picture.values() for page in item_pages]
 
@@ -358,12 +358,14 @@ def _digest(parts: object) -> str:
 def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[RunPage]:
     """Yield these runs of this machine; reading many at a time takes a fifth of the time."""
     for batch in iterate_with_progress([*batch_runs_by_log_size(folders.store, names)], "batches of runs"):
-        valid = {name: attempt for name in batch if (attempt := folders.store.find_newest_valid_of_run(name))}
+        newest_valid = {name: folders.store.find_newest_valid_of_run(name) for name in batch}
+        valid = {name: attempt for name, attempt in newest_valid.items() if attempt}
         frames, notes = load_valid_attempts(valid.values())
         pages_by_name = defaultdict[str, list[RunPage]](list)
-        for run in run_pages(frames, THIS_MACHINE):
+        for run in build_run_pages(frames, THIS_MACHINE):
             pages_by_name[run.run].append(run)
-        newest = {name: attempts[-1] for name in batch if (attempts := folders.store.list_attempts(name))}
+        attempts_by_name = {name: folders.store.list_attempts(name) for name in batch}
+        newest = {name: attempts[-1] for name, attempts in attempts_by_name.items() if attempts}
         not_valid = [attempt for name, attempt in newest.items() if attempt != valid.get(name)]
         status_by_attempt = query_status_by_attempt(not_valid, folders)
         for name, newest_attempt in newest.items():
@@ -397,7 +399,7 @@ def _unfinished_run_page(attempt: Attempt, folders: ResultFolders, status: RunSt
         {"name": log.name, "lines": read_last_lines(log)} for log in find_log_files(attempt, folders)
     )
     return RunPage(
-        id=page_id(attempt.run_id, key),
+        id=run_page_id(attempt.run_id, key),
         run=attempt.run_id,
         origin=THIS_MACHINE,
         state=status.display_state,

@@ -62,7 +62,8 @@ def reproduce(
     force = is_forced(force)
     with exit_on_failed_run():
         rendered = [
-            reproduce_figure(figure, overrides, ResultFolders(), force, all) for figure in requested_figures
+            reproduce_figure(figure, overrides, ResultFolders(), force=force, with_optional=all)
+            for figure in requested_figures
         ]
     for figure_on_disk in rendered:
         print_figure_results(figure_on_disk)
@@ -74,9 +75,19 @@ def reproduce(
 
 
 def reproduce_figure(
-    figure: Figure, overrides: Sequence[str], folders: ResultFolders, force: bool = False, more: bool = False
+    figure: Figure,
+    overrides: Sequence[str],
+    folders: ResultFolders,
+    *,
+    force: bool = False,
+    with_optional: bool = False,
 ) -> RenderedFigure:
-    """Make a figure's missing runs, with `more` also its optional ones, and draw it from all that exist."""
+    """Make a figure's missing runs, and draw it from all that exist.
+
+    Args:
+        force: measure again what is already measured.
+        with_optional: make the optional runs, too.
+    """
     if not figure.needs_runs:
         records = FigureRecords(empty_frames(), PUBLISHED_TABLES)
         return write_figure_files(figure, figures.PUBLISHED, records, folders.figures)
@@ -84,10 +95,11 @@ def reproduce_figure(
     title = f"{figure.name} ({profile})"
     optional = additional_configs(figure, profile, overrides)
     planned = plan_runs_with_data(
-        required_configs(figure, profile, overrides) + (optional if more else []), say
+        required_configs(figure, profile, overrides) + (optional if with_optional else []), say
     )
     todo = planned if force else find_unmeasured_runs(planned, folders, say)
-    if not force and (next_occasion := find_next_occasion(planned, folders)):
+    next_occasion = None if force else find_next_occasion(planned, folders)
+    if next_occasion:
         launch_ids = {run_id(config) for config in optional if config.variants}
         postponed = [run for run in todo if run_id(run.config) in launch_ids]
         if postponed:
@@ -97,18 +109,19 @@ def reproduce_figure(
                 f"each other: call this again from {next_occasion:%H:%M} on (--force: now, and all again)"
             )
     say(f"{title}: {len(planned)} runs, {len(todo)} missing")
-    if not more and (absent := len(optional) - len(_existing_run_ids(optional, folders))):
-        say(f"{title}: {absent} runs more make it firmer; --all makes them, too")
+    num_absent = len(optional) - len(_existing_run_ids(optional, folders))
+    if num_absent and not with_optional:
+        say(f"{title}: {num_absent} runs more make it firmer; --all makes them, too")
     words = [figure.name, *overrides]
     rounds = split_into_rounds(attach_claim_rules(todo, words))
     failures = list[RunFailed]()
     early_pictures = EarlyPictureDrawer(figure, profile, planned, optional, folders)
     for number, round_runs in enumerate(rounds, 1):
         try:
-            after = early_pictures.draw if len(round_runs) > 1 else None
+            after = early_pictures.draw_if_more_runs if len(round_runs) > 1 else None
             execute_runs(round_runs, folders, figure.file_stem(profile), words, force, after)
         except CommandInterrupted:
-            early_pictures.draw(at_once=True)
+            early_pictures.draw_if_more_runs(at_once=True)
             raise
         except RunFailed as failure:
             if POLICIES[failure.kind].stops_waiting_runs:
@@ -126,7 +139,7 @@ def reproduce_figure(
 
 
 class EarlyPictureDrawer:
-    """Pictures of a figure while others of its runs go on: from the first run on, at most one a minute.
+    """Draws pictures of a figure while others of its runs go on: from the first on, at most one a minute.
 
     Where times are measured on this machine, the next run begins after the picture is drawn.
     """
@@ -151,7 +164,7 @@ class EarlyPictureDrawer:
         """Return the ids of the figure's runs that have a valid record, optional ones among them."""
         return _existing_run_ids([*self.required, *self.optional], self.folders)
 
-    def draw(self, at_once: bool = False) -> None:
+    def draw_if_more_runs(self, *, at_once: bool = False) -> None:
         """Draw a picture if more runs are there than in the last one.
 
         Args:
@@ -210,9 +223,9 @@ def find_next_occasion(planned: Iterable[PlannedRun], folders: ResultFolders) ->
         folders.store.find_newest_valid_of_config(run.config) for run in planned if run.config.variants
     )
     starts = occasion_starts(
-        datetime.fromisoformat(started)
+        datetime.fromisoformat(attempt.manifest["started"])
         for attempt in attempts
-        if attempt is not None and (started := attempt.manifest.get("started"))
+        if attempt is not None and attempt.manifest.get("started")
     )
     now = datetime.now().astimezone()
     next_start = (starts[-1] if starts else now) + timedelta(minutes=OCCASION_GAP_MIN)

@@ -62,9 +62,7 @@ def run(
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
         with exit_on_failed_run():
             execute_runs(todo, folders, name, settings, force)
-    attempts = [
-        attempt for config in configs if (attempt := folders.store.find_newest_valid_of_config(config))
-    ]
+    attempts = [*filter(None, map(folders.store.find_newest_valid_of_config, configs))]
     if len(attempts) < len(configs):
         say("a record was removed, or damaged, as soon as it was written")
         return 1
@@ -82,7 +80,7 @@ def _print_runs(configs: Sequence[Config], sweep: str | None, folders: ResultFol
     runs = load_all_runs(folders)
     runs = runs[runs["run_id"].isin(place_by_id)]
     order = runs["run_id"].map(place_by_id).argsort(kind="stable")
-    print_table(make_run_table(runs.iloc[order], in_order=True), OTHER_SETTINGS)
+    print_table(make_run_table(runs.iloc[order], is_sorted=True), OTHER_SETTINGS)
     if sweep:
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 

@@ -46,8 +46,8 @@ def status(words: SweepsAndRuns) -> int:
         own_runs = [run for run in folders.store.list_run_ids() if any(part in run for part in parts)]
         if own_runs:
             raise ValueError(
-                f"{join_first_names(own_runs)}: made on this machine, not submitted to a cluster; see `list` and "
-                "`why`"
+                f"{join_first_names(own_runs)}: made on this machine, not submitted to a cluster; see "
+                "`list` and `why`"
             )
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, lambda line: None))
         if names:
@@ -102,11 +102,8 @@ def _describe_run(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> s
 
 def _describe_time_left(statuses: Mapping[Attempt, RunStatus]) -> str:
     """Return the time left, from the durations of finished runs and the number of runs at a time."""
-    durations_s = [
-        duration_s
-        for attempt, run in statuses.items()
-        if run.state == "done" and (duration_s := _duration_s(attempt))
-    ]
+    done = [attempt for attempt, run in statuses.items() if run.state == "done"]
+    durations_s = [*filter(None, map(_duration_s, done))]
     num_left = sum(run.is_under_way for run in statuses.values())
     num_running = sum(run.state == "running" for run in statuses.values())
     if not durations_s or not num_left or not num_running:

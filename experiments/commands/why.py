@@ -41,7 +41,8 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
         first = find_newest_attempt_of_run(words, folders)
         print(describe_attempt_differences(first, find_newest_attempt_of_run([against], folders)))
         return 0
-    if len(words) == 1 and (shipped := find_shipped_run(words[0], folders)) is not None:
+    shipped = find_shipped_run(words[0], folders) if len(words) == 1 else None
+    if shipped is not None:
         _print_shipped_run(shipped, folders)
         return 0
     newest = find_newest_attempt_of_run(words, folders)
@@ -138,7 +139,8 @@ def _describe_steps(attempt: Attempt) -> Iterator[str]:
             yield f"{variant}: {_median_in_turns(attempt, config, variant, steps)}"
     elif steps:
         yield _median_after_warmup(attempt, [step.step_s for step in steps])
-    if config_by_variant and (alternated := attempt.manifest.get("alternated")):
+    alternated = attempt.manifest.get("alternated")
+    if config_by_variant and alternated:
         end = msgspec.convert(alternated, schema.AlternationEnd)
         width = "unknown" if end.half_width is None else f"{100 * end.half_width:.1f} %"
         yield f"{end.blocks} turns each, ended by the {end.stopped}; half-width of the ratios {width}"

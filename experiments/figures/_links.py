@@ -105,7 +105,7 @@ class BreakEvenBandwidths(NamedTuple):
             for place, is_there in counts.items()
             if is_there.any()
         ]
-        return captions.join_words(texts or ["within the links"])
+        return captions.join_with_and(texts or ["within the links"])
 
 
 def mean_break_even_ratio(

@@ -47,7 +47,9 @@ def with_density_except_dense(methods: Mapping[str, RunSettings], density: float
 def setting_values_text(frames: Frames, column: str) -> str:
     """Return the values of a setting among the runs in words: '0.01 and 0.1'."""
     values = captions.distinct_values(frames, column)
-    return captions.join_words(value if isinstance(value, str) else format_number(value) for value in values)
+    return captions.join_with_and(
+        value if isinstance(value, str) else format_number(value) for value in values
+    )
 
 
 def scaled_settings(base: RunSettings, item: str, profile: str) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def _settings(file: str) -> Mapping[str, Mapping[str, RunSettings]]:
 
 
 def profile_entry(table: Mapping[str, T], profile: str) -> T:
-    """Return the entry of a profile.
+    """Return a profile's entry of a table.
 
     Raises:
         ValueError: there is no such profile; with those that there are.

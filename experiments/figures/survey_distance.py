@@ -107,11 +107,11 @@ def exchange_cases_with_raised_windows(frames: Frames) -> pd.DataFrame:
 
 
 def backend_rings_over_auto_collectives(
-    frames: Frames, exchange: str, delay_s: float, size: int
+    frames: Frames, exchange: str, delay_s: float, workers: int
 ) -> Estimate | None:
     """Return an exchange's time by the backend's collectives over that of the quicker ones, by launch."""
     cases = exchange_cases_with_raised_windows(frames)
-    cell = cases.query("exchange == @exchange and delay == @delay_s and workers == @size")
+    cell = cases.query("exchange == @exchange and delay == @delay_s and workers == @workers")
     by_way = cell.pivot_table(index="seed", columns="how", values="measured")
     return mean_ratio_over_launches(by_way[BACKEND], by_way[AUTO]) if {AUTO, BACKEND} <= {*by_way} else None
 
@@ -175,7 +175,8 @@ def table(frames: Frames) -> list[Table]:
         Table("Errors of the predictions", errors, error_units),
         Table.from_rows("Every exchange", rows, units, papers.text_template("survey.distance.note")),
     ]
-    if windows := _window_rows(exchange_case_table(frames)):
+    windows = _window_rows(exchange_case_table(frames))
+    if windows:
         both = dict.fromkeys(("raised", "as the system has them"), "ms")
         tables.append(
             Table.from_rows("TCP's windows", windows, both, papers.text_template("survey.distance.windows"))
@@ -227,10 +228,10 @@ def _label(exchange: str) -> str:
 def facts(frames: Frames) -> dict[str, object]:
     cases = exchange_cases_with_raised_windows(frames)
     return {
-        "delays": captions.join_words(
+        "delays": captions.join_with_and(
             format_number(1e3 * float(delay_s)) for delay_s in sorted(set(cases["delay"]))
         ),
-        "sizes": captions.join_words(sorted(set(cases["workers"]))), "density": format_number(DENSITY),
+        "sizes": captions.join_with_and(sorted(set(cases["workers"]))), "density": format_number(DENSITY),
         "elements": setting_values_text(frames, "task.elements"),
         "launches": len(captions.distinct_values(frames, "seed")), "far": format_number(1e3 * FAR_S),
         "median": format_number(MAX_MEDIAN_ERROR_PERCENT), "most": format_number(MAX_P90_ERROR_PERCENT),

@@ -90,9 +90,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     by_steps = list[plots.Curve]()
     for method, keys in keys_by_method.items():
         look = LOOKS[method.name]._replace(label=method.label)
-        how = {"alpha": 1 - 0.65 * positions.get(method.every or 0, 0), "ms": 3}
-        by_steps += TRAININGS.loss_curves(frames, method, look, how)
-        by_bytes += TRAININGS.loss_curves(frames, method, look, how, mean_sent_mb_by_validation(frames, keys))
+        line_style = {"alpha": 1 - 0.65 * positions.get(method.every or 0, 0), "ms": 3}
+        by_steps += TRAININGS.loss_curves(frames, method, look, line_style)
+        by_bytes += TRAININGS.loss_curves(
+            frames, method, look, line_style, mean_sent_mb_by_validation(frames, keys)
+        )
     panels = [
         plots.curves_panel(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
         plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
@@ -140,8 +142,8 @@ def facts(frames: Frames) -> dict[str, object]:
     periods = [method.every for method in TRAININGS.run_keys_by_name(frames) if method.name == DILOCO]
     rounds = [f"{steps // every:,} with H = {every}" for every in periods]
     few = [every for every in periods if steps // every < ENOUGH_ROUNDS]
-    aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.join_words(few)}" if few else ""
-    return {**_trainings.training_facts(frames), "rounds": captions.join_words(rounds) + aim}
+    aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.join_with_and(few)}" if few else ""
+    return {**_trainings.training_facts(frames), "rounds": captions.join_with_and(rounds) + aim}
 
 
 def claims() -> list[Claim]:

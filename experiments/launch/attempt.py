@@ -42,7 +42,7 @@ WORKER_ARGUMENTS = (
 
 
 class PreparedAttempt(NamedTuple):
-    """An attempt whose workers can be started."""
+    """An attempt whose workers can be started: its record is open, its orders are written."""
 
     planned: PlannedRun
     attempt: Attempt
@@ -50,7 +50,7 @@ class PreparedAttempt(NamedTuple):
 
     @property
     def orders_file(self) -> str:
-        """The file of its workers' orders."""
+        """The file of the workers' orders."""
         return str(self.folder / ORDERS_FILE)
 
 
@@ -66,12 +66,12 @@ def prepare_attempt(
     cluster: str | None = None,
     network: EmulatedNetwork | None = None,
 ) -> PreparedAttempt:
-    """Start a new attempt, or take up the last one where it can go on, and write its workers' orders.
+    """Create an attempt, or take up the last one where it can go on, and write its workers' orders.
 
     The caller holds the run's lock, or knows that nobody else begins it.
 
     Args:
-        force_new: start a new attempt in any case.
+        force_new: create a new attempt in any case.
         exclusive: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
@@ -116,20 +116,16 @@ def prepare_attempt(
     return started
 
 
-def run_lock(folders: ResultFolders, name: str) -> FileLock:
-    """Return the lock that a process holds while it makes a run on this machine."""
-    return FileLock(folders.scratch / "locks" / f"{name}.lock")
+def run_lock(folders: ResultFolders, run_id: str) -> FileLock:
+    """Return the lock, not yet acquired, that a process holds while it makes a run on this machine."""
+    return FileLock(folders.scratch / "locks" / f"{run_id}.lock")
 
 
 def wait_to_acquire_run_lock(
-    lock: FileLock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]
+    lock: FileLock, run_id: str, say: Callable[[str], None], give_up: Callable[[], bool]
 ) -> bool:
-    """Wait for a run's lock, which another process holds; return False where `give_up` ended the wait.
-
-    Args:
-        name: of the run.
-    """
-    say(f"{name}: another process is measuring this run; waiting for it")
+    """Acquire a run's lock, which another process holds; return False where `give_up` ended the wait."""
+    say(f"{run_id}: another process is measuring this run; waiting for it")
     while not lock.acquire(timeout_s=1):
         if give_up():
             return False
@@ -142,7 +138,7 @@ def resume_or_create_attempt(
     """Return the last attempt if it can go on from its checkpoint with this code, else a new one.
 
     Args:
-        rules: that a new one registers.
+        rules: rules of claims that a new attempt registers.
     """
     last = store.find_newest_of_config(config)
     if not force_new and last is not None and _can_resume(last):
@@ -161,7 +157,10 @@ def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
         LogInUseError: somebody is still writing it.
     """
     deadline = time.monotonic() + patience_s
-    while writer := attempt.describe_writer():
+    while True:
+        writer = attempt.describe_writer()
+        if not writer:
+            return
         if time.monotonic() > deadline:
             raise LogInUseError(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
         time.sleep(POLL_S)

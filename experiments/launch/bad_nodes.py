@@ -38,7 +38,7 @@ class WorkerNote(Struct, frozen=True):
 
 
 class NodeFailure(Struct, frozen=True):
-    """A line of the ledger."""
+    """A failure of a node, which is a line of the ledger."""
 
     node: NodeName
     at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
@@ -46,17 +46,17 @@ class NodeFailure(Struct, frozen=True):
     python: str | None = None  # that could not be started there
 
 
-def find_failure_time_by_node(job: str, start: Path) -> dict[str, str]:
-    """Return the nodes that caused the end of a start that left no note, and when they failed.
+def find_failure_time_by_node(job_id: str, start_folder: Path) -> dict[str, str]:
+    """Return the times at which nodes failed that caused the end of a start without a note, by node.
 
     A preemption without a warning ends the same way, and is no node's fault.
     """
-    paths = [*start.glob("worker*.json")]
+    paths = [*start_folder.glob("worker*.json")]
     notes = filter(None, (try_read_struct(path, WorkerNote) for path in paths))
     nodes = sorted({note.node for note in notes})
     if not nodes:
         return {}
-    ends = commands.poll_accounting_for_ends(job, environment.restart_count())
+    ends = commands.poll_accounting_for_ends(job_id, environment.restart_count())
     if ends is None:
         return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), utc_timestamp())
     end_by_failed_node = _end_by_node(ends, "NODE_FAIL")
@@ -67,10 +67,10 @@ def find_failure_time_by_node(job: str, start: Path) -> dict[str, str]:
         if node in nodes and node not in end_by_failed_node
     }
     if end_by_suspect:
-        started = min(path.stat().st_mtime for path in paths)
-        guilty = commands.find_down_nodes(end_by_suspect)
-        guilty |= commands.find_nodes_with_slurmd_restarted_since(end_by_suspect, started)
-        end_by_failed_node |= {node: end for node, end in end_by_suspect.items() if node in guilty}
+        started_epoch_s = min(path.stat().st_mtime for path in paths)
+        failed = commands.find_down_nodes(end_by_suspect)
+        failed |= commands.find_nodes_with_slurmd_restarted_since(end_by_suspect, started_epoch_s)
+        end_by_failed_node |= {node: end for node, end in end_by_suspect.items() if node in failed}
     return {node: end_by_failed_node[node] for node in nodes if node in end_by_failed_node}
 
 
@@ -92,20 +92,21 @@ def find_nodes_without_python(python: str) -> list[str]:
     Raises:
         SlurmError: the nodes can't be asked.
     """
-    here = environment.current_allocation()
-    if here is None or here.nodes == 1:
+    allocation = environment.current_allocation()
+    if allocation is None or allocation.nodes == 1:
         return []
-    srun = ("srun", f"--nodes={here.nodes}", f"--ntasks={here.nodes}", "--ntasks-per-node=1")
+    nodes = allocation.nodes
+    srun = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1")
     return sorted(commands.run_command(*srun, "sh", str(BEGIN_SCRIPT), python).split())
 
 
 def append_node_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
-    """Append one line, in one write: jobs on other nodes may be writing theirs.
+    """Append a failure to the ledger, in one write: jobs on other nodes may be writing theirs.
 
     Where the ledger is a link or no file, the failure is printed, and not noted.
 
     Args:
-        python: that could not be started there; None: it failed in another way.
+        python: Python that could not be started there; None: the node failed in another way.
     """
     line = json.dumps({"node": node, "job": job, "at": at, "python": python}) + "\n"
     try:

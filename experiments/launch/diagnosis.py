@@ -33,11 +33,11 @@ class FailureNote(msgspec.Struct, frozen=True):
 class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy for a class of failure; failures.yaml explains the fields."""
 
-    requeue: int = 0
-    resumes: bool = False
-    stops: bool = False
+    max_requeues: int = 0
+    can_resume: bool = False
+    stops_waiting_runs: bool = False
     advice: str
-    slurm: dict[str, str] = {}
+    why_by_job_state: dict[str, str] = {}
 
 
 AS_OFTEN_AS_ALLOWED = -1
@@ -49,52 +49,52 @@ POLICIES = msgspec.convert(
 
 
 class Diagnosis(NamedTuple):
-    """The reason why a run is not whole."""
+    """The class of a run's failure, and a sentence on it."""
 
     kind: str  # of POLICIES
     why: str  # a sentence for people
 
 
-def diagnose_failed_start(folder: Path, codes: Mapping[int, int], size: int) -> Diagnosis:
+def diagnose_failed_start(start_folder: Path, code_by_rank: Mapping[int, int], size: int) -> Diagnosis:
     """Return the first cause of a failure, not its consequences on the other workers.
 
     Args:
-        folder: of the start, with its notes.
-        codes: exit code by rank of the workers that ended by themselves, negative for a signal.
+        start_folder: folder of the start, with its notes.
+        code_by_rank: exit codes of the workers that ended by themselves, negative for a signal.
         size: number of workers.
     """
-    if not folder.is_dir():
-        return Diagnosis("disturbed", f"{folder} was removed while the run was under way")
-    all_notes = (try_read_struct(path, FailureNote) for path in folder.glob("failure*.json"))
+    if not start_folder.is_dir():
+        return Diagnosis("disturbed", f"{start_folder} was removed while the run was under way")
+    all_notes = (try_read_struct(path, FailureNote) for path in start_folder.glob("failure*.json"))
     notes = [note for note in all_notes if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:
         cause = min(causes, key=lambda note: (KINDS.index(note.kind), note.rank))
         return Diagnosis(cause.kind, cause.why)
     # Who left a note was not killed, even if its end was untidy: what is left of a lost group may abort it.
-    killed = {rank for rank, code in codes.items() if code < 0} - {note.rank for note in notes}
+    killed = {rank for rank, code in code_by_rank.items() if code < 0} - {note.rank for note in notes}
     if killed:
         rank = min(killed)
-        number = -codes[rank]
+        number = -code_by_rank[rank]
         others = "; the other workers were stopped" if size > 1 else ""
         hint = " (if nobody did that, memory may have run out)" if number in OUT_OF_MEMORY_SIGNALS else ""
         return Diagnosis("killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}")
-    silent = {*range(size)} - {*codes}
+    silent = {*range(size)} - {*code_by_rank}
     if silent:
-        if shutil.disk_usage(folder).free < DISK_FULL_BYTES:
+        if shutil.disk_usage(start_folder).free < DISK_FULL_BYTES:
             return Diagnosis("disk", DISK_FULL)
         return Diagnosis("killed", f"the process of worker {min(silent)} ended without a word")
     if notes:
         return Diagnosis(notes[0].kind, notes[0].why)
-    code = next((code for code in codes.values() if code), 0)
+    code = next((code for code in code_by_rank.values() if code), 0)
     return Diagnosis("error", f"a worker ended with exit code {code} and no explanation")
 
 
 def diagnose_job_state(state: str) -> Diagnosis:
     """Return the cause of a job's end from its state in SLURM's accounting, for a job that left no note."""
     for kind, policy in POLICIES.items():
-        if state in policy.slurm:
-            return Diagnosis(kind, policy.slurm[state])
+        if state in policy.why_by_job_state:
+            return Diagnosis(kind, policy.why_by_job_state[state])
     return Diagnosis(
         "killed",
         "the job ended without a word: cancelled, killed, or started where the results folder can't be seen",
@@ -115,7 +115,7 @@ class CommandInterrupted(KeyboardInterrupt):
 
 
 class RunFailed(RuntimeError):
-    """A run was started and did not end well. `kind` is the failure's class, "bad_input" the user's."""
+    """A run was started and did not end well. `kind` is the class of the failure, one of POLICIES."""
 
     def __init__(self, why: str, kind: str, attempt: Attempt) -> None:
         super().__init__(why)

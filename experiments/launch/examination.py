@@ -53,13 +53,13 @@ echo $? >"$out/exit$SLURM_PROCID"
 
 @dataclass
 class NodeProbe:
-    """The probe of one node, and what its tasks found."""
+    """A probe of one node: its job, and the facts that its tasks found."""
 
     node: str
-    tasks: int
-    job: str = ""
+    num_tasks: int
+    job_id: str = ""
     facts: tuple[NodeFacts, ...] = ()
-    why: str = ""  # facts are missing
+    why_missing: str = ""  # a sentence, where facts are missing
     is_over: bool = False
     is_alone: bool | None = None  # has its job the node for itself? None: SLURM was not asked
     submitted_at: float = 0.0  # by this machine's clock
@@ -68,7 +68,7 @@ class NodeProbe:
     @property
     def has_all_facts(self) -> bool:
         """True if all tasks have left their facts."""
-        return len(self.facts) == self.tasks
+        return len(self.facts) == self.num_tasks
 
 
 class GroupTestResult(NamedTuple):
@@ -80,10 +80,10 @@ class GroupTestResult(NamedTuple):
 
 
 class ClusterProber:
-    """Probes for the runs that a config stands for.
+    """A prober of this machine and of a cluster's nodes, for the runs that a config stands for.
 
     Args:
-        wait_s: for probes; those that have not begun by then are cancelled.
+        wait_s: how long to wait for probes; those that have not begun by then are cancelled.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ClusterProber:
     # On this machine.
 
     def probe_this_machine(self) -> NodeProbe:
-        """Return the facts of this machine."""
+        """Probe this machine, in this process."""
         begun_at = time.time()
         with self._hold_lock():
             facts = collect_node_facts(self.folder, self.request, environment.worker_place())
@@ -114,17 +114,19 @@ class ClusterProber:
         )
 
     def try_group_on_this_machine(self) -> GroupTestResult:
-        """Let two workers of this machine become a group."""
+        """Try whether two workers of this machine become a group."""
         orders = self._write_orders(same_host=True, size=2)
         workers = LocalWorkers(self._group_test_command(), orders, self.folder, 2)
-        while (codes := workers.poll_exit_codes()) is None:
+        while True:
+            code_by_rank = workers.poll_exit_codes()
+            if code_by_rank is not None:
+                return self._read_group_test((environment.node_name(),), code_by_rank, 2, self.folder)
             time.sleep(POLL_S)
-        return self._read_group_test((environment.node_name(),), codes, 2, self.folder)
 
     # By SLURM.
 
     def probe_nodes(self, names: Sequence[str]) -> list[NodeProbe]:
-        """Return the probes of nodes once all have ended or the time is over."""
+        """Probe nodes by a job for each, and return the probes once all have ended or the time is over."""
         shape = job_shape(self._cluster, self.config)._replace(nodes=1)
         probes = [NodeProbe(name, shape.tasks_per_node) for name in names]
         script = self.folder / "probe.sh"
@@ -137,19 +139,19 @@ class ClusterProber:
                 for probe in probes:
                     probe.submitted_at = time.time()
                     try:
-                        probe.job = self._submit(shape, probe.node, ["bash", str(script)], outside)
+                        probe.job_id = self._submit(shape, probe.node, ["bash", str(script)], outside)
                     except ValueError as error:
                         probe.is_over = True
-                        probe.why = str(error)
+                        probe.why_missing = str(error)
                 self._await_probes(probes)
             finally:  # whatever ends the waiting early, no probe is left behind
-                unfinished = [probe.job for probe in probes if probe.job and not probe.is_over]
+                unfinished = [probe.job_id for probe in probes if probe.job_id and not probe.is_over]
                 if unfinished:
                     commands.cancel_jobs(unfinished)
         return probes
 
     def try_group_on_nodes(self, names: Sequence[str]) -> GroupTestResult:
-        """Let workers of these nodes become a group, as many on each as runs have."""
+        """Try whether workers of these nodes become a group, as many on each as runs have."""
         nodes = tuple(names)
         shape = job_shape(self._cluster, self.config)._replace(nodes=len(nodes))
         size = shape.nodes * shape.tasks_per_node
@@ -189,7 +191,7 @@ class ClusterProber:
         cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
         array = JobArray(cluster, shape, [])
         script = replace(
-            array.script("doctor", self.folder, self.folder / LEDGER_FILE, worker),
+            array.batch_script("doctor", self.folder, self.folder / LEDGER_FILE, worker),
             setup=[*cluster.setup, code_version.WITHOUT_BYTECODE],
             command=command,
             teardown=[],
@@ -200,21 +202,21 @@ class ClusterProber:
     def _await_probes(self, probes: Sequence[NodeProbe]) -> None:
         deadline = time.monotonic() + self.wait_s
         for probe in probes:
-            report = self._await_job(probe.job, partial(self._gather_until, probe, probes), deadline)
+            report = self._await_job(probe.job_id, partial(self._gather_until, probe, probes), deadline)
             if probe.is_over:
                 continue
             if report is None:
-                probe.why = (
-                    f"its job has ended{describe_job_end(probe.job)} and left nothing in {self.folder}, so "
-                    "the node does not see the results folder; let SPARSIFY_RESULTS be on a file system that "
-                    "all nodes share with this machine"
+                probe.why_missing = (
+                    f"its job has ended{describe_job_end(probe.job_id)} and left nothing in {self.folder}, "
+                    "so the node does not see the results folder; let SPARSIFY_RESULTS be on a file system "
+                    "that all nodes share with this machine"
                 )
             else:
                 is_waiting = report.state == "PENDING"
                 reason = explain_pending_reason(report.reason) if is_waiting else "it runs, and says nothing"
                 minutes = f"{self.wait_s / 60:g} min"
-                probe.why = f"not known: its probe has not answered within {minutes} ({reason})"
-                self._try_cancel(probe.job)
+                probe.why_missing = f"not known: its probe has not answered within {minutes} ({reason})"
+                self._try_cancel(probe.job_id)
             self._close(probe)
 
     def _await_job(self, job: str, is_over: Callable[[], bool], deadline: float) -> jobs.JobReport | None:
@@ -245,7 +247,7 @@ class ClusterProber:
 
     def _close(self, probe: NodeProbe) -> None:
         probe.is_over = True
-        self.say(f"{probe.node}: {'heard' if probe.has_all_facts else probe.why}")
+        self.say(f"{probe.node}: {'heard' if probe.has_all_facts else probe.why_missing}")
 
     # Notes of probes and workers.
 
@@ -260,15 +262,15 @@ class ClusterProber:
         """Read the notes of a probe, and return True, if all its tasks have ended."""
         folder = self.folder / probe.node
         ends = list(folder.glob("exit*"))
-        if len(ends) < probe.tasks or not all(path.read_text().strip() for path in ends):
+        if len(ends) < probe.num_tasks or not all(path.read_text().strip() for path in ends):
             return False
         probe.seen_at = time.time()
         notes = sorted(folder.glob("facts*.json"))
         probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=NodeFacts) for path in notes)
-        probe.is_alone = commands.has_exclusive_nodes(probe.job)
+        probe.is_alone = commands.has_exclusive_nodes(probe.job_id)
         if not probe.has_all_facts:
             outputs = (path.read_text().strip() for path in sorted(folder.glob("said*")))
-            probe.why = explain_python_failure(next(filter(None, outputs), ""), self._python)
+            probe.why_missing = explain_python_failure(next(filter(None, outputs), ""), self._python)
         return True
 
     def _group_test_command(self) -> WorkerCommand:
@@ -287,12 +289,14 @@ class ClusterProber:
         return str(path)
 
     def _read_group_test(
-        self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path
+        self, nodes: tuple[str, ...], code_by_rank: dict[int, int], size: int, start: Path
     ) -> GroupTestResult:
         notes = [try_read_json_object(path) or {} for path in sorted(start.glob("met*.json"))]
         if len(notes) == size and all(note.get("met") == size for note in notes):
             return GroupTestResult(nodes, tuple(note.get("interface") for note in notes))
-        why = diagnose_failed_start(start, codes, size).why if start.is_dir() else "its job left nothing"
+        why = (
+            diagnose_failed_start(start, code_by_rank, size).why if start.is_dir() else "its job left nothing"
+        )
         return GroupTestResult(nodes, (), why)
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ nor submitit.
 from __future__ import annotations
 
 import contextlib
+import enum
 import signal
 import sys
 from collections.abc import Sequence
@@ -35,20 +36,25 @@ from slurm import commands, environment
 from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, current_start_folder, read_exit_code_by_rank
 
 CLOSED_FILE = "closed.json"  # in a start's folder: its end was seen
-GO_ON = 0  # exit codes
-LEAVE = 1
 NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
-def prepare_job_or_requeue(spec: JobSpec) -> int:
-    """Prepare for the workers, and return GO_ON or LEAVE.
+class HookExitCode(enum.IntEnum):
+    """The exit code of a hook, by which the batch script goes on or ends."""
+
+    GO_ON = 0
+    LEAVE = 1
+
+
+def prepare_job_or_requeue(spec: JobSpec) -> HookExitCode:
+    """Check code and nodes before the workers start, and requeue the job where these nodes are bad.
 
     Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node
     that failed under an earlier start of this job is remembered. A job that landed on a node that failed
     twice is sent elsewhere; without an answer of SLURM's it stays.
     """
     if not _check_code(spec):
-        return LEAVE
+        return HookExitCode.LEAVE
     job = environment.current_job_id()
     folder = Path(spec.run_folders[0])
     ledger = folder.parent / LEDGER_FILE
@@ -67,22 +73,23 @@ def prepare_job_or_requeue(spec: JobSpec) -> int:
         may_move = environment.restart_count() < requeues
         if without_python and not may_move:
             _fail_all(spec, describe_missing_python(without_python, spec.node_python), "python")
-            return LEAVE
+            return HookExitCode.LEAVE
         if not avoided or not may_move:
-            return GO_ON
+            return HookExitCode.GO_ON
         print(f"{', '.join(avoided)} failed before: asking for other nodes", flush=True)
         _requeue_elsewhere(job, unreliable)
     except commands.SlurmError as error:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
-        return GO_ON
-    return LEAVE
+        return HookExitCode.GO_ON
+    return HookExitCode.LEAVE
 
 
 def _check_code(spec: JobSpec) -> bool:
     """Remove files that are no part of the code; where it is damaged, mark all runs as failed."""
     code = Path(spec.command.cwd)
     with contextlib.suppress(OSError):  # where it may not be removed, it is damage
-        if strays := code_version.remove_extra_files(code):
+        strays = code_version.remove_extra_files(code)
+        if strays:
             print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
     damage = code_version.describe_copy_damage(code)
     if damage:
@@ -108,7 +115,7 @@ def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
 
 
-def finish_job_or_requeue(spec: JobSpec) -> int:
+def finish_job_or_requeue(spec: JobSpec) -> HookExitCode:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
     has_begun = any(current_start_folder(run).is_dir() for run in spec.run_folders)
     requeues = [_judge_run(run, spec.num_tasks, has_begun) for run in spec.run_folders]
@@ -117,10 +124,14 @@ def finish_job_or_requeue(spec: JobSpec) -> int:
     if environment.restart_count() < max(requeues):
         try:
             commands.requeue_job(environment.current_job_id())
-            return GO_ON
+            return HookExitCode.GO_ON
         except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
-    return GO_ON if all(_read_attempt(run).state == "ok" for run in spec.run_folders) else LEAVE
+    return (
+        HookExitCode.GO_ON
+        if all(_read_attempt(run).state == "ok" for run in spec.run_folders)
+        else HookExitCode.LEAVE
+    )
 
 
 def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
@@ -166,16 +177,16 @@ def _write_end(start: Path, end: str) -> None:
         write_json(start / CLOSED_FILE, {"at": utc_timestamp(), "end": end})
 
 
-def main(hook: str, path: str) -> int:
-    """Carry out the hook `begin` or `end` for the spec in a file."""
+def run_hook(hook: str, spec_file: str) -> HookExitCode:
+    """Carry out the hook `begin` or `end` of the job whose spec is in a file."""
     try:
-        spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
+        spec = msgspec.json.decode(Path(spec_file).read_bytes(), type=JobSpec)
         return prepare_job_or_requeue(spec) if hook == "begin" else finish_job_or_requeue(spec)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
-        raise SystemExit(f"{path} can't be read here: does this node see the results folder?") from error
+        raise SystemExit(f"{spec_file} can't be read here: does this node see the results folder?") from error
     except (DamagedFileError, InterferenceError) as disturbance:
         raise SystemExit(str(disturbance)) from disturbance
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(run_hook(sys.argv[1], sys.argv[2]))

@@ -36,15 +36,15 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignalHandler:
-    """END_SIGNALS in the process that starts workers: the first is passed on, the second ends all.
+    """A handler of END_SIGNALS in the process that starts workers: the second one ends all.
 
-    Inside a `with` block the first signal sets `was_received`; the next one raises CommandInterrupted. Signals that
-    this process was started to ignore stay ignored, as SIGHUP under `nohup`.
+    Inside a `with` block the first signal sets `was_received`; the next one raises CommandInterrupted.
+    Signals that this process was started to ignore stay ignored, as SIGHUP under `nohup`.
     """
 
     def __init__(self) -> None:
         self.was_received = False
-        self.was_passed_on = False
+        self.was_consumed = False
         self.previous_handlers: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> EndSignalHandler:
@@ -61,10 +61,10 @@ class EndSignalHandler:
             signal.signal(number, handler)
 
     def consume_first_signal(self) -> bool:
-        """Tell, once, whether the first signal has come and was not passed on yet."""
-        is_due = self.was_received and not self.was_passed_on
-        self.was_passed_on = self.was_received
-        return is_due
+        """Tell whether the first signal has come; True once only."""
+        is_new = self.was_received and not self.was_consumed
+        self.was_consumed = self.was_received
+        return is_new
 
     def ignore_further_signals(self) -> None:
         """Ignore signals from now on to the end of the block."""
@@ -96,13 +96,13 @@ class LocalRun:
         note = try_read_struct(self.workers.folder / "progress.json", schema.Progress)
         return RunProgress(self.attempt.run_id, note or schema.Progress())
 
-    def fail(self, why: str, kind: str) -> None:
+    def mark_failed_if_present(self, why: str, kind: str) -> None:
         """Mark the attempt as failed, if its folder is still this run's."""
         if self.folder.is_still_there():
             with contextlib.suppress(OSError):  # a full disk may refuse even this
                 self.attempt.mark_failed_unless_whole(why, kind)
 
-    def release(self) -> None:
+    def release_lock_and_folder(self) -> None:
         """Let other processes make the run."""
         self.lock.release()
         self.folder.close()
@@ -128,7 +128,7 @@ class LocalBackend:
         progress: ProgressBar,
         force: bool = False,
     ) -> None:
-        requests = {request for run in planned if (request := emulation_request(run))}
+        requests = {*filter(None, map(emulation_request, planned))}
         for request in requests:
             check_emulation_by_trial(*request)
         # It is held until all have ended.
@@ -151,7 +151,7 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Take signals inside the block, and stop all workers if it ends early.
+        """Handle signals inside the block, and kill all workers if it ends early.
 
         Raises:
             RunFailed: at the end of the block, the first run that failed.
@@ -163,10 +163,10 @@ class LocalBackend:
                 self.signals.ignore_further_signals()  # the clean-up is not left half done
                 why = "interrupted" if self.signals.was_received else "stopped because another run failed"
                 for run in self.running:
-                    run.workers.kill()
+                    run.workers.kill_and_wait()
                     if run.attempt.state != "preempted":
-                        run.fail(why, "interrupted")
-                    run.release()
+                        run.mark_failed_if_present(why, "interrupted")
+                    run.release_lock_and_folder()
                 if isinstance(error, CommandInterrupted):
                     raise CommandInterrupted(self._describe_interruption()) from None
                 raise
@@ -194,7 +194,7 @@ class LocalBackend:
             for run in self.running:
                 run.workers.request_save_and_stop()
         for run in list(self.running):
-            codes = run.workers.poll()
+            codes = run.workers.poll_exit_codes()
             if codes is not None:
                 self.running.remove(run)
                 self._finish(run, codes)
@@ -261,13 +261,13 @@ class LocalBackend:
             else:
                 self.stopped.append(run.attempt)
         except RunFailed as failure:
-            if POLICIES[failure.kind].stops:
+            if POLICIES[failure.kind].stops_waiting_runs:
                 raise
             self.failures.append(failure)
             if self.waiting or self.running:
                 self.progress.say(f"{run.attempt.run_id} failed: {failure}; the others go on")
         finally:
-            run.release()
+            run.release_lock_and_folder()
 
     def _accept(self, run: LocalRun, codes: dict[int, int]) -> bool:
         """Accept a run that ended well; return False for one that was told to stop, and did.
@@ -295,7 +295,7 @@ class LocalBackend:
             kind = "killed"
             why = NETWORK_LOST
         if kind != "held":  # else its manifest is another's
-            run.fail(why, kind)
+            run.mark_failed_if_present(why, kind)
         raise RunFailed(why, kind, attempt)
 
     def _describe_interruption(self) -> str:
@@ -309,7 +309,7 @@ class LocalBackend:
 
 
 def can_fork_workers(planned: PlannedRun, is_single_run: bool) -> bool:
-    """Tell whether the workers of a run may begin from what one process has loaded for several runs."""
+    """Tell whether the workers of a run may be forked from a process that has loaded torch for several."""
     return not (planned.is_timing or is_single_run)
 
 
@@ -332,7 +332,7 @@ def count_usable_cores() -> int:
 
 
 def acquire_emulation_lock_or_raise() -> FileLock:
-    """Return the lock, which this process now holds, of who emulates links on this machine.
+    """Return the lock of who emulates links on this machine, which this process now holds.
 
     Two runs at once would take each other's cores, and neither would find its link.
 
@@ -371,7 +371,7 @@ def emulation_request(planned: PlannedRun) -> EmulationRequest | None:
 
 
 def start_network_if_emulated(planned: PlannedRun) -> EmulatedNetwork | None:
-    """Start the network of a run with cluster=netns; return None for other runs.
+    """Start the emulated network of a run with cluster=netns; return None for other runs.
 
     The cores that its workers compute with are theirs; where there is one more, its relay has that.
     """

@@ -31,10 +31,10 @@ NO_LOCKS = "no locks"
 
 
 class ProbeRequest(msgspec.Struct):
-    """A description of what a run would need on the node."""
+    """A request to probe a node: what a run would need there."""
 
     container: ContainerConfig | None = None
-    ports: tuple[int, int] | None = None  # that are open, as a range
+    open_ports: tuple[int, int] | None = None  # the range's start and stop
 
 
 class NodeFacts(msgspec.Struct):
@@ -42,21 +42,21 @@ class NodeFacts(msgspec.Struct):
 
     node: str
     rank: int
-    python: str  # its version
-    name: list[str]  # what the host's name resolves to
-    interfaces: dict[str, list[str]]  # IPv4 addresses of each
-    closed: str  # what to say where the kernel gives workers other ports than cluster.ports
-    cores: list[str]  # of each CPU that it may use: those of the same core
-    gpus: dict[str, str]  # the models of those that NVIDIA's driver shows, by their bus ids
+    python_version: str
+    hostname_addresses: list[str]
+    addresses_by_interface: dict[str, list[str]]  # IPv4
+    closed_ports_warning: str  # empty unless the kernel gives workers other ports than cluster.ports
+    cores: list[str]  # of each CPU that the task may use: the CPUs of the same core
+    model_by_bus_id: dict[str, str]  # of the GPUs that NVIDIA's driver shows
     visible_gpus: list[str] | None  # of CUDA_VISIBLE_DEVICES
     lock: str  # HELD, NOT_HELD, NO_LOCKS, or why the file can't be opened
-    container: str  # why it does not start; empty where it does, or none was asked for
-    runtime: str | None  # the program for containers that is there
-    at: float  # seconds since 1970, by this node's clock
+    container_error: str  # why the container does not start; empty where it does, or none was asked for
+    container_runtime: str | None  # the program for containers that is there
+    epoch_s: float  # by this node's clock
 
     def assigned_gpus(self) -> list[str]:
         """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this task: bus ids, or its own names."""
-        bus_ids = [*self.gpus]
+        bus_ids = [*self.model_by_bus_id]
         if self.visible_gpus is None:
             return bus_ids
         if not all(name.isdigit() for name in self.visible_gpus):
@@ -65,7 +65,7 @@ class NodeFacts(msgspec.Struct):
 
 
 def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> NodeFacts:
-    """Find out what a worker would meet in this process's place."""
+    """Return the facts that a worker would meet in this process's place."""
     why = ""
     if request.container is not None:
         try:
@@ -75,22 +75,24 @@ def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) 
     return NodeFacts(
         node=environment.node_name(),
         rank=place.rank,
-        python=platform.python_version(),
-        name=addresses.hostname_addresses(),
-        interfaces=addresses.addresses_by_interface(),
-        closed=addresses.closed_ports_warning(range(*request.ports) if request.ports else None),
+        python_version=platform.python_version(),
+        hostname_addresses=addresses.hostname_addresses(),
+        addresses_by_interface=addresses.addresses_by_interface(),
+        closed_ports_warning=addresses.closed_ports_warning(
+            range(*request.open_ports) if request.open_ports else None
+        ),
         cores=[sibling_cpu_list(cpu) for cpu in sorted(os.sched_getaffinity(0))],
-        gpus={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
+        model_by_bus_id={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
         lock=observe_lock(folder / LOCK_FILE),
-        container=why,
-        runtime=images.find_container_runtime(),
-        at=time.time(),
+        container_error=why,
+        container_runtime=images.find_container_runtime(),
+        epoch_s=time.time(),
     )
 
 
 def observe_lock(path: Path) -> str:
-    """Return whether the lock that another process holds on this file is seen here."""
+    """Return whether the lock that another process holds on a file is seen here: HELD, NOT_HELD, ..."""
     try:
         with path.open("r+b") as file:
             return {"held elsewhere": HELD, "locked": NOT_HELD, "unsupported": NO_LOCKS}[
@@ -100,8 +102,8 @@ def observe_lock(path: Path) -> str:
         return os.strerror(error.errno or 0)
 
 
-def main(folder: Path) -> None:
-    """Leave the facts of one task in a file."""
+def write_node_facts(folder: Path) -> None:
+    """Write the facts of this task into FOLDER/<node>/facts<rank>.json."""
     place = environment.read_rank_variables("srun") or environment.worker_place()
     request = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
     facts = collect_node_facts(folder, request, place)
@@ -111,4 +113,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write_node_facts(Path(sys.argv[1]))

@@ -57,7 +57,7 @@ class RunStatus(NamedTuple):
 
 @dataclass(frozen=True)
 class StatusSnapshot:
-    """SLURM's answers on the jobs of attempts, and what follows from them for the runs."""
+    """A snapshot of SLURM's answers on the jobs of attempts, from which the runs' statuses follow."""
 
     folders: ResultFolders
     reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
@@ -142,7 +142,8 @@ class StatusSnapshot:
 
     def _done_status(self, attempt: Attempt, manifest: Mapping[str, Any]) -> RunStatus:
         warnings = diagnosis.contention_warnings(manifest)
-        if files := changed_code_files(attempt):
+        files = changed_code_files(attempt)
+        if files:
             warnings.insert(0, explain_changed_files(files))
         divergence = manifest.get("diverged")
         if divergence:
@@ -152,10 +153,12 @@ class StatusSnapshot:
 
     def _jobless_status(self, attempt: Attempt, state: str, step: int) -> RunStatus:
         """Return the status of a run without a job."""
-        if writer := attempt.describe_writer():
+        writer = attempt.describe_writer()
+        if writer:
             progress = self.read_progress(attempt)
             return RunStatus("running", f"written by {writer}", step=progress.step, steps=progress.steps)
-        if holder := locks.describe_lock_holder(run_lock(self.folders, attempt.run_id).path):
+        holder = locks.describe_lock_holder(run_lock(self.folders, attempt.run_id).path)
+        if holder:
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
@@ -204,7 +207,8 @@ class StatusSnapshot:
         return sorted(self.folders.launch_folder(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
 
     def _describe_last_sign(self, attempt: Attempt) -> str:
-        if writer := attempt.describe_writer():
+        writer = attempt.describe_writer()
+        if writer:
             return f" ({writer} is writing its record)"
         notes = self._progress_notes(attempt)
         if not notes:
@@ -228,6 +232,6 @@ def _is_without_job(attempt: Attempt) -> bool:
 
 
 def stuck_reasons(statuses: Iterable[RunStatus]) -> set[str]:
-    """Return why jobs wait that will not begin, or go on, unless somebody does something."""
+    """Return the reasons of jobs that will not begin, or go on, unless somebody does something."""
     signs = (NOT_BY_ITSELF, UNTIL_RELEASED, UNTIL_RESUMED)
     return {run.why for run in statuses if run.is_under_way and any(sign in run.why for sign in signs)}

@@ -172,7 +172,7 @@ def submit_missing_runs(
             return None
         if requirements := describe_missing_requirements(selected):
             raise ValueError("; ".join(requirements))
-        arrays = group_into_arrays(selected, block=selected[0].config.launch.block)
+        arrays = group_into_arrays(selected, one_job_per_group=selected[0].config.launch.block)
         ledger = folders.scratch / LEDGER_FILE
         avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.node_python)})
         if avoided:
@@ -245,7 +245,7 @@ def _submit_array(
     name = f"{sweep.folder.name}-{array_name}"
     cluster = array.cluster
     worker = worker_command(array.jobs[0][0], folders, code)
-    script = array.script(name, folder, folders.scratch / LEDGER_FILE, worker)
+    script = array.batch_script(name, folder, folders.scratch / LEDGER_FILE, worker)
     runs_by_job: list[list[PreparedAttempt]] = []
     tasks = []
     start = partial(

@@ -313,9 +313,9 @@ def describe_bandwidth_mismatch(name: str, probed: ProbedLink, loses: bool = Fal
     if abs(off) <= TOLERANCE or (loses and off < 0):
         return []
     return [
-        f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found {probed.slowest_gbit_s:g} "
-        "between nodes; choose a link that this machine's cores can carry, wait until it is quiet, "
-        f"{LABEL_ADVICE}"
+        f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found "
+        f"{probed.slowest_gbit_s:g} between nodes; choose a link that this machine's cores can carry, wait "
+        f"until it is quiet, {LABEL_ADVICE}"
     ]
 
 
@@ -323,14 +323,14 @@ def describe_bandwidth_mismatch(name: str, probed: ProbedLink, loses: bool = Fal
 
 
 class TrafficMeter(CountingComm):
-    """A communicator that counts the bytes that this worker really sends.
+    """A wrapper of a communicator, which counts the bytes that this worker really sends.
 
     `sparsify.cost` counts otherwise: in a permutation and a broadcast not all send.
     """
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
-        self.began = counters.read_interface_counters()
+        self.counters_at_start = counters.read_interface_counters()
         self.actual_bytes = 0.0
         self.calls = 0
 
@@ -355,17 +355,17 @@ class TrafficMeter(CountingComm):
             self.actual_bytes += self.predict_cost(kind, nbytes, size).cost.sent_bytes
 
     def gather_traffic_totals(self) -> dict[str, float] | None:
-        """Return the bytes of all workers since this was made, for the record. Collective.
+        """Return the bytes and calls of all workers since the meter was made, for the record. Collective.
 
-        None where they are on no nodes of their own.
+        None where the workers are on no nodes of their own.
         """
         now = counters.read_interface_counters()
-        if self.began is None or now is None:
+        if self.counters_at_start is None or now is None:
             return None
         counts = [
-            now.sent_bytes - self.began.sent_bytes,
+            now.sent_bytes - self.counters_at_start.sent_bytes,
             self.actual_bytes,
-            now.resent - self.began.resent,
+            now.resent_segments - self.counters_at_start.resent_segments,
             self.calls,
         ]
         sums = np.array(gather_json(self.comm, counts, CPU), dtype=float).sum(axis=0)

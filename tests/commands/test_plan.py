@@ -167,7 +167,7 @@ def planned(method: Any = "topk", **changes: Any) -> PlannedRun:
 
 
 def array(*runs: PlannedRun) -> JobArray:
-    (found,) = group_into_arrays(runs, block=False)
+    (found,) = group_into_arrays(runs, one_job_per_group=False)
     return found
 
 

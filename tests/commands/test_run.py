@@ -191,7 +191,7 @@ def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
         assert "diverged" in fine(here(*words_of_all)).stdout
     assert "already measured" in fine(here(*words)).stderr
     (run,) = store.list_newest_valid_attempts()
-    assert "runs diverged" in captions.describe_setting(load_attempt(run)[0])
+    assert "runs diverged" in captions.describe_setting_with_remarks(load_attempt(run)[0])
 
 
 def test_a_gradient_that_is_not_finite_fails_a_timed_run_and_stops_no_other(

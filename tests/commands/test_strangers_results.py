@@ -110,7 +110,9 @@ def test_a_command_to_type_quotes_the_name_of_a_folder(here: Command, tmp_path: 
 
 def test_no_ledger_writes_a_line_into_a_jobs_script(tmp_path: Path) -> None:
     configs = requested_runs(("fig3", "cluster=devcluster", "container=none"))[1]
-    array, *_ = arrays.group_into_arrays([PlannedRun(config, None) for config in configs], False)
+    array, *_ = arrays.group_into_arrays(
+        [PlannedRun(config, None) for config in configs], one_job_per_group=False
+    )
     ledger = tmp_path / bad_nodes.LEDGER_FILE
     bad = ("n1\ntouch owned #", "n1 --wrap=owned", "--help", "$(touch owned)", "n1;touch owned", "", "n1,n2")
     for node in bad:
@@ -182,14 +184,14 @@ def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> 
         for profile in figure.profiles:
             stem = figure.file_stem(profile)
             made_from[stem] = report.digest_item_page(figure, profile, folders, shipped)
-            site.store_kept(stem, made_from[stem], [])
+            site.store_for_next_report(stem, made_from[stem], [])
     for forged in (
         {"stem": "../../../owned"},
         {"name": "fig2"},
         {"files": {"png": "/etc/passwd"}},
     ):
         kept = {"name": "fig1", "stem": "fig1-smoke", "title": "A stranger's", **forged}
-        site.store_kept("fig1-smoke", made_from["fig1-smoke"], [kept])
+        site.store_for_next_report("fig1-smoke", made_from["fig1-smoke"], [kept])
         titles = [item.title for item in report.make_item_pages(site, folders, shipped, draws=False)]
         assert "A stranger's" not in titles
 

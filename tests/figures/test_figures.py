@@ -53,9 +53,9 @@ def test_an_item_draws_from_parquet_and_the_same_records_give_the_same_bytes(
     frames = empty_frames() if item in PUBLISHED else own_runs(everything, item)
     write_parquet(frames, tmp_path)
     assert all(axes.has_data() for axes in draw(read_parquet(tmp_path), "laptop").axes)
-    drawn = [style.save_figure(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
+    pictures = [style.save_png_pdf_svg(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
     for suffix in (".png", ".pdf", ".svg"):
-        first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
+        first, second = (path.with_suffix(suffix).read_bytes() for path in pictures)
         assert first == second
     assert not list(tmp_path.glob(".*")), "a half-written file stays"
 
@@ -104,9 +104,9 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
         if item not in PUBLISHED:
             with pytest.raises(ValueError, match="nothing to draw"):
                 figures.load(item).draw(empty_frames(), "laptop")
-            said = "not run" if figures.load(item).claims() else "Nothing here is judged"
-            assert said in page(item, empty_frames()), item
-            assert {found.word for found in figures.load(item).judge(empty_frames())} <= {"not run"}, item
+            note = "not run" if figures.load(item).claims() else "Nothing here is judged"
+            assert note in page(item, empty_frames()), item
+            assert {verdict.word for verdict in figures.load(item).judge(empty_frames())} <= {"not run"}, item
 
 
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Pa
         frames = with_lateness(synthetic.frames_of(store))
         for item in items:
             axes = figures.load(item).draw(frames, "paper").axes
-            assert any("simulated" in each.get_xlabel() + each.get_ylabel() for each in axes), item
+            assert any("simulated" in panel.get_xlabel() + panel.get_ylabel() for panel in axes), item
             text = page(item, frames, "paper")
             assert "*Simulated* times" in text
             assert ", simulated)" in text or not figures.load(item).claims()

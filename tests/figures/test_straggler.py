@@ -28,13 +28,14 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     attempt = synthetic.alternated(
         store, ["dense", "topk", "randomk"], blocks=40, block_steps=12, timing=timing
     )
-    found = load_valid_attempts([attempt])[0]
-    steps, draws = found.steps, np.random.default_rng(0)
+    records = load_valid_attempts([attempt])[0]
+    steps = records.steps
+    draws = np.random.default_rng(0)
     per_step = pd.Series(64e-3 * draws.random(int(steps["step"].max()) + 1))
     late = (steps["rank"] == 1) * steps["step"].map(per_step)
     excess = steps["step"].map(per_step) / 2  # over the mean of both ranks
     wait = 1e-3 * INTERCEPT_MS + SLOPE * excess + 1e-4 * draws.standard_normal(len(steps))
-    return found._replace(steps=steps.assign(late_s=late, wait_s=wait, transfer_s=0.0))
+    return records._replace(steps=steps.assign(late_s=late, wait_s=wait, transfer_s=0.0))
 
 
 def judged(frames: Frames) -> list[str]:
@@ -44,14 +45,14 @@ def judged(frames: Frames) -> list[str]:
 
 def test_slope_and_intercept_are_those_of_the_steps(frames: Frames) -> None:
     for method in straggler.METHODS:
-        for found, true in (
+        for estimate, true in (
             (straggler.communication_per_lateness(frames, method), SLOPE),
             (straggler.communication_ms_at_no_lateness(frames, method), INTERCEPT_MS),
         ):
-            low, high = interval(found)
+            low, high = interval(estimate)
             assert low < true < high
-            assert there(found).value == pytest.approx(true, rel=0.01)
-            assert there(found)[3:5] == (40, "blocks")
+            assert there(estimate).value == pytest.approx(true, rel=0.01)
+            assert there(estimate)[3:5] == (40, "blocks")
 
 
 def test_a_slope_far_from_the_published_one_is_not_reproduced(frames: Frames) -> None:

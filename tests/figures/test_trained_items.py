@@ -66,22 +66,22 @@ def looked(folder: Path, *more: dict[str, Any], bell: bool = True, regions: floa
         bell: are values like a bell?
         regions: the share of regions that is selected again; of elements it is 0.4.
     """
-    bound = {at: 0.99 * (1 - at) ** 2 for at in (0.001, 0.01, 0.1)}
-    found = [look(0, "size", TENSOR, {0.0: 50_000}), look(0, "size", "all", {0.0: 60_000}), *more]
+    bound = {density: 0.99 * (1 - density) ** 2 for density in (0.001, 0.01, 0.1)}
+    rows = [look(0, "size", TENSOR, {0.0: 50_000}), look(0, "size", "all", {0.0: 60_000}), *more]
     for step in (0, 50, 100):
-        found += [
+        rows += [
             look(step, "histogram", "all", density_of_values(bell)),
             look(step, "histogram", TENSOR, density_of_values(bell)),
             look(step, "left_out", "all", bound),
-            look(step, "heat", TENSOR, {at: 0.01 * at for at in range(SLICES)}),
+            look(step, "heat", TENSOR, {place: 0.01 * place for place in range(SLICES)}),
         ]
         for size in REGIONS:
             again = 0.4 if size == 1 else regions
-            found.append(look(step, "kept", f"{TENSOR}/{size}", {10: again, 100: again}))
-            found.append(look(step, "shuffled", f"{TENSOR}/{size}", {10: 0.1, 100: 0.1}))
+            rows.append(look(step, "kept", f"{TENSOR}/{size}", {10: again, 100: again}))
+            rows.append(look(step, "shuffled", f"{TENSOR}/{size}", {10: 0.1, 100: 0.1}))
     store = Store(folder)
     return load_valid_attempts(
-        [synthetic.looked(store, config, found) for config in all_configs("shi-bound")]
+        [synthetic.looked(store, config, rows) for config in all_configs("shi-bound")]
     )[0]
 
 
@@ -108,11 +108,11 @@ def swept(folder: Path, end: Callable[[int, int, int], float]) -> list[float]:
 
     def ends(config: Config) -> tuple[float, float]:
         method = config["method"]
-        own = {"dense": 1.0, "oktopk": 2.0}.get(method["name"])
-        return 50.0, own or end(method["block"], method["every"], config["seed"])
+        loss = {"dense": 1.0, "oktopk": 2.0}.get(method["name"])
+        return 50.0, loss or end(method["block"], method["every"], config["seed"])
 
     judged = figures.load("stable-sweep").judge(trained(folder, "stable-sweep", ends))
-    return [there(each.ours).value for each in judged]
+    return [there(verdict.ours).value for verdict in judged]
 
 
 def test_the_whole_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -
         "every row ends lower": 7.0,
         "layer-wise selection ends above global in every pair": 1.0,
     }.items():
-        (found,) = (there(each.ours) for each in judged if each.claim.text.startswith(begins))
-        assert (found.value, found.n) == pytest.approx((top1, 3)), begins
+        (estimate,) = (there(verdict.ours) for verdict in judged if verdict.claim.text.startswith(begins))
+        assert (estimate.value, estimate.n) == pytest.approx((top1, 3)), begins
 
 
 @pytest.mark.parametrize(("dense", "word"), [(91.0, "holds"), (89.0, "does not hold")])

@@ -57,7 +57,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     copy = code_version.ensure_code_copy(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
-    assert job_hooks.prepare_job_or_requeue(spec_of(run, copy)) == job_hooks.GO_ON
+    assert job_hooks.prepare_job_or_requeue(spec_of(run, copy)) == job_hooks.HookExitCode.GO_ON
     assert not (copy / "yaml.py").exists()
     assert "it is no part of the code: yaml.py" in capsys.readouterr().err
 
@@ -74,7 +74,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     assert not harm.exists()
 
     (tmp_path / "7").mkdir()
-    assert job_hooks.prepare_job_or_requeue(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
+    assert job_hooks.prepare_job_or_requeue(spec_of(run, tmp_path / "7")) == job_hooks.HookExitCode.LEAVE
     attempt = job_hooks._read_attempt(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
@@ -98,7 +98,7 @@ def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: P
     Path(run, ORDERS_FILE).unlink()
     spec_of(run, Path()).write(tmp_path / "task0.json")
     with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):
-        job_hooks.main("end", str(tmp_path / "task0.json"))
+        job_hooks.run_hook("end", str(tmp_path / "task0.json"))
 
 
 LOST = "worker 0 of 2 lost the others during all_gather"

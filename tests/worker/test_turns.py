@@ -40,7 +40,7 @@ def check_whole(attempt: Attempt) -> None:
     dense, topk, published = frames.runs["key"]
     assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]
     for key in (dense, topk, published):
-        assert warm_steps(frames, key).n == 3 * 2
+        assert warm_steps(frames, key).step_count == 3 * 2
     ratio = there(step_time_ratio(frames, [topk], [dense]))
     assert (ratio.n, ratio.sample_kind) == (3, "blocks")
     assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)

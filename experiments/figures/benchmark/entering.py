@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_losses
-from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_entries, write_entry
+from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_loss_by_task_and_workers
+from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_newest_entries, write_entry
 from analysis.benchmark.statement import (
     EntryStatement,
     EntryTaskStatement,
@@ -246,13 +246,13 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
 
 def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
     """Return the targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
-    derived, fixed = target_losses(base, rules().share), rules().tier(tier).tasks
+    derived, fixed = target_loss_by_task_and_workers(base, rules().share), rules().tier(tier).tasks
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
 def by_todays_rules(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:
     """Return the entries of a tier, the newest of each name, and a line on each file that can't be shown."""
-    return read_entries(folders_of_entries(folders), tier, digest(tier))
+    return read_newest_entries(folders_of_entries(folders), tier, digest(tier))
 
 
 def file_of(folders: ResultFolders, tier: str, name: str) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from analysis.benchmark.files import EntryFile, read_entries
+from analysis.benchmark.files import EntryFile, read_newest_entries
 from experiments.config.folders import ResultFolders
 from experiments.figures.benchmark.entries import shipped
 from experiments.figures.benchmark.held import ENTRIES
@@ -18,7 +18,7 @@ TIER = "laptop"
 
 @pytest.fixture(scope="module")
 def entered() -> list[EntryFile]:
-    found, notes = read_entries([ResultFolders().shipped / ENTRIES], TIER, digest(TIER))
+    found, notes = read_newest_entries([ResultFolders().shipped / ENTRIES], TIER, digest(TIER))
     assert not notes
     return found
 

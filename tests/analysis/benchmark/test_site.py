@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import CELL_WORDS, Cell, sort_table_cells
+from analysis.benchmark.cells import CELL_WORDS, Cell, select_and_sort_table_cells
 from analysis.benchmark.files import EntryFile
-from analysis.benchmark.statement import EntryStatement, LawResult, EntryTaskStatement, Trial
+from analysis.benchmark.statement import EntryStatement, EntryTaskStatement, LawResult, Trial
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from tests.analysis.benchmark.cells import cell
@@ -103,5 +103,5 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     slower = replace(cell("b", word="slower"), speedup=Estimate(0.5))
     missed = replace(cell("a", word="misses the target"), speedup=Estimate(9.0))
-    ordered = sort_table_cells([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
+    ordered = select_and_sort_table_cells([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
     assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]

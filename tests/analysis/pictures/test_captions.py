@@ -32,7 +32,7 @@ def frames(tmp_path: Path) -> Frames:
 
 
 def test_a_setting_names_its_parts(frames: Frames) -> None:
-    assert captions.describe_setting(frames) == (
+    assert captions.describe_setting_with_remarks(frames) == (
         "vgg16_cifar10 on synthetic (digest 01234567), 2 and 4 worker processes x batch 32, "
         "on synthetic CPU (2 cores), torch 0.0.0, fp32."
     )
@@ -43,22 +43,22 @@ def test_a_setting_names_its_parts(frames: Frames) -> None:
         "Steps per worker: dense and Top-k n = 16 (first 4 dropped as warm-up)."
     )
     filled = captions.fill_caption("Of {count}. {setting} {label}", frames, {"count": 3, "label": "here"})
-    assert filled == f"Of 3. {captions.describe_setting(frames)} here"
+    assert filled == f"Of 3. {captions.describe_setting_with_remarks(frames)} here"
 
 
 def test_precisions_are_those_that_were_got_and_are_not_mixed_in_silence(tmp_path: Path) -> None:
     for seed, got in enumerate((None, "fp32", "tf32")):
         asked = {"seed": seed, "precision": "tf32" if got else "fp32"}
-        mixed = captions.describe_setting(timed(tmp_path, ("topk", asked), precision=got))
+        mixed = captions.describe_setting_with_remarks(timed(tmp_path, ("topk", asked), precision=got))
         assert mixed.endswith(", fp32." if seed < 2 else ", fp32 and tf32 (*mixed*).")
 
 
 def test_a_caption_says_that_the_code_changed_between_the_runs(tmp_path: Path) -> None:
-    assert "versions of the code" not in captions.describe_setting(timed(tmp_path, DENSE))
+    assert "versions of the code" not in captions.describe_setting_with_remarks(timed(tmp_path, DENSE))
     uncommitted = timed(tmp_path, TOPK, dirty="abcdef123456")
-    assert "2 versions of the code*: 00000000 and 00000000+abcdef12" in captions.describe_setting(uncommitted)
+    assert "2 versions of the code*: 00000000 and 00000000+abcdef12" in captions.describe_setting_with_remarks(uncommitted)
     three = timed(tmp_path, ("randomk", {}), commit="1" * 40)
-    assert "3 versions of the code*: 00000000, 00000000+abcdef12 and 11111111." in captions.describe_setting(
+    assert "3 versions of the code*: 00000000, 00000000+abcdef12 and 11111111." in captions.describe_setting_with_remarks(
         three
     )
 
@@ -70,7 +70,7 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
     }  # fmt: skip
     timed(tmp_path, DENSE, machine={"link": found})
     frames = timed(tmp_path, TOPK, machine={"link": found | {"together_gbit_s": 0.7}})
-    assert captions.describe_setting(frames).endswith(
+    assert captions.describe_setting_with_remarks(frames).endswith(
         "fp32. Emulated links, as the workers found them: loopback 1 Gbit/s asked, 0.9 found between two "
         "nodes, 0.7 with all sending at once, latency 60 us (not delayed; 50 us asked)."
     )

@@ -26,14 +26,14 @@ def test_of_turns_it_tells_the_ratio_and_the_share_of_selection_beside_the_paper
     store = Store(tmp_path)
     synthetic.alternated(store, ["dense", "topk"], blocks=4)
     frames = synthetic.frames_of(store)
-    (line,) = summary.summarize_runs(frames, THEIRS)
+    (line,) = summary.summarize_runs_in_sentences(frames, THEIRS)
     assert re.fullmatch(
         r"an iteration with Top-k takes 1\.2.* of the time of dense's \(paper: 4\.67\).*"
         r"selection is 28 % of it \(paper: 77 %\).*\(4 blocks\)",
         line,
     )
     assert re.match(
-        r"Top-k takes 1\.2.* of dense's time, give or take", summary.describe_least_certain_ratio(frames)
+        r"Top-k takes 1\.2.* of dense's time, give or take", summary.describe_least_certain_step_time_ratio(frames)
     )
 
 
@@ -42,8 +42,8 @@ def test_of_trainings_it_tells_where_they_end_without_the_link_that_times_have(t
     trained(store, "dense")
     trained(store, "topk")
     frames = synthetic.frames_of(store)
-    assert summary.describe_least_certain_ratio(frames) == ""
-    (line,) = summary.summarize_runs(frames, THEIRS)
+    assert summary.describe_least_certain_step_time_ratio(frames) == ""
+    (line,) = summary.summarize_runs_in_sentences(frames, THEIRS)
     assert re.fullmatch(r"Top-k ends 1.* points of top-1 below dense \(paper: 1\.47 below\) \(3 runs\)", line)
 
 
@@ -52,7 +52,7 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
     trained(store, "dense")
     for density in (0.001, 0.01):
         trained(store, "topk", density=density)
-    told = summary.summarize_runs(synthetic.frames_of(store), THEIRS)
+    told = summary.summarize_runs_in_sentences(synthetic.frames_of(store), THEIRS)
     assert [line.partition(" ends ")[0] for line in told] == [
         "Top-k at density 0.001",
         "Top-k at density 0.01",
@@ -62,5 +62,5 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
 
 def test_of_nothing_it_tells_nothing() -> None:
     for theirs in ({}, THEIRS):
-        assert summary.summarize_runs(empty_frames(), theirs) == []
-    assert summary.describe_least_certain_ratio(empty_frames()) == ""
+        assert summary.summarize_runs_in_sentences(empty_frames(), theirs) == []
+    assert summary.describe_least_certain_step_time_ratio(empty_frames()) == ""

@@ -85,6 +85,6 @@ def test_a_column_is_described_once_and_its_unit_is_the_one_in_its_name() -> Non
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert columns.PAGE.read_text() == columns.render_records_page(), (
+    assert columns.RECORDS_PAGE.read_text() == columns.render_records_page(), (
         "run `python -m analysis.records.columns`"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from analysis.records.configs import select_distinguishing_leaves, label_configs
+from analysis.records.configs import label_configs, select_distinguishing_leaves
 from tests.analysis import synthetic
 
 

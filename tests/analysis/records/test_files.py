@@ -17,9 +17,9 @@ from analysis.records.files import (
     PART_SUFFIX,
     DamagedFileError,
     read_bytes,
-    try_read_json_object,
     read_struct_if_there,
     remove_abandoned_parts,
+    try_read_json_object,
     write_atomic,
 )
 from analysis.records.log import (

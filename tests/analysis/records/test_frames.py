@@ -19,9 +19,9 @@ from analysis.records.frames import (
     cache_by_frames,
     empty_frames,
     find_run_keys,
-    run_labels_by_key,
     merge_frames,
     order_and_type_columns,
+    run_labels_by_key,
 )
 from analysis.records.store import Store
 from tests.analysis import synthetic

@@ -12,7 +12,7 @@ import pytest
 
 import analysis
 from analysis.records import loading
-from analysis.records.collection import collect
+from analysis.records.collection import collect_runs_into_parquet
 from analysis.records.files import size_and_digest, write_json
 from analysis.records.frame_cache import DIGESTS, ROWS
 from analysis.records.frames import query_runs
@@ -42,7 +42,7 @@ def measure(results: Path, *methods: str, slow: float = 1.0) -> list[str]:
 
 
 def collect_into_tables(results: Path) -> None:
-    collect(Store(results / "runs"), results / "records")
+    collect_runs_into_parquet(Store(results / "runs"), results / "records")
 
 
 def test_own_runs_and_shipped_ones_with_the_items_and_sweeps_that_they_belong_to(results: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_forged_row_of_the_cache_is_read_again_and_adds_no_run_that_the_folder
 def test_many_processes_collect_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = synthetic.frames_with(tmp_path / "runs", synthetic.config("topk"), synthetic.config("dense"))
     monkeypatch.setattr("analysis.records.attempts.BATCH_RUNS", 1)
-    counts, _ = collect(Store(tmp_path / "runs"), tmp_path / "many", processes=2)
+    counts, _ = collect_runs_into_parquet(Store(tmp_path / "runs"), tmp_path / "many", processes=2)
     assert counts == {"runs": 2, "steps": 80, "epochs": 0}
     collected = read_parquet(tmp_path / "many").steps.set_index(["key", "rank", "step"])["start_s"]
     expected = frames.steps.set_index(["key", "rank", "step"])["start_s"]
@@ -148,7 +148,7 @@ def test_outcomes_are_what_the_statistics_say_and_no_column_is_empty(results: Pa
     assert not any(len(table) and table.isna().all().any() for table in frames)
     runs = frames.runs.set_index("key")
     for key in frames.steps["key"].unique():
-        slowest = replication_units(frames, [key], by_block=False).means["slowest"].iloc[0]
+        slowest = replication_units(frames, [key], by_block=False).means_by_unit["slowest"].iloc[0]
         expected = (slowest, 64 / slowest)
         assert tuple(runs.loc[key, ["step_s", "samples_per_s"]]) == pytest.approx(expected)
     assert runs.loc[runs["select"] == "fused", "wire_bytes"].tolist() == [117_824]

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import load_attempt, effective_resumption_steps
+from analysis.records.attempts import effective_resumption_steps, load_attempt
 from analysis.records.frames import Frames, empty_frames, order_and_type_columns
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import (
     MEDIAN_WINDOW,
     compute_outcomes,
     count_warmup_steps,
-    mean_phase_seconds,
     mean_bytes_and_messages_per_round,
+    mean_phase_seconds,
     warm_step_seconds_slowest_rank,
     warm_steps,
 )
@@ -62,7 +62,7 @@ def test_a_step_lasts_as_long_as_its_slowest_rank_and_suspended_ones_are_no_samp
     steps = steps.assign(step_s=steps["step_s"].mask(where, 30.0), stops=where.map({True: 1.0}))
     suspended = frames._replace(steps=steps)
     left = slowest.iloc[4:].drop(7)
-    assert warm_steps(suspended, topk).stopped == 1
+    assert warm_steps(suspended, topk).dropped_suspended == 1
     np.testing.assert_array_equal(warm_step_seconds_slowest_rank(suspended, topk), left)
     assert compute_outcomes(suspended)["step_s"][topk] == pytest.approx(left.mean())
     assert "and 1 in which a worker was suspended" in captions.describe_timing(suspended)
@@ -85,7 +85,7 @@ def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp
         for key in frames.runs["key"]:
             found = warm_steps(frames, key)
             assert sorted(set(found.steps["step"])) == expected
-            assert (found.n, found.dropped, found.turns) == (len(expected), 2, 4)
+            assert (found.step_count, found.dropped_at_start, found.turn_count) == (len(expected), 2, 4)
 
 
 def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frames) -> None:
@@ -175,8 +175,8 @@ def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
     ):
         left = warm_steps(frames, key)
         assert set(left.steps["step"]) == kept
-        assert (left.n, left.dropped, left.again) == (len(kept), 4, later)
+        assert (left.step_count, left.dropped_at_start, left.dropped_after_resuming) == (len(kept), 4, later)
     assert effective_resumption_steps({}) == []
     assert effective_resumption_steps({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
     short = interrupted(tmp_path, 8, 4)  # nothing but interruptions: some steps are kept
-    assert warm_steps(short, short.runs["key"].iloc[0]).n == 4
+    assert warm_steps(short, short.runs["key"].iloc[0]).step_count == 4

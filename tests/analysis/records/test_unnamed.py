@@ -13,7 +13,7 @@ from pandas.testing import assert_frame_equal
 import analysis
 from analysis.records import columns
 from analysis.records.attempts import load_attempt
-from analysis.records.collection import collect
+from analysis.records.collection import collect_runs_into_parquet
 from analysis.records.files import DamagedFileError
 from analysis.records.store import Attempt, Store
 from tests.analysis import synthetic
@@ -54,7 +54,7 @@ def test_it_is_seen_as_soon_as_it_is_written_and_survives_collecting(
 
     written = analysis.load(tmp_path)
     monkeypatch.setattr("analysis.records.attempts.BATCH_RUNS", 1)
-    collect(store, tmp_path / "records")
+    collect_runs_into_parquet(store, tmp_path / "records")
     collected = analysis.load(tmp_path)
     for frames in (written, collected):
         numbers = frames.steps[frames.steps["is_full"].notna()]
@@ -92,7 +92,7 @@ def test_a_number_is_found_under_the_name_that_it_has_now(store: Store, tmp_path
     before = synthetic.frames_of(store)
     for attempt in store.list_newest_valid_attempts():
         rewritten(attempt, older)
-    collect(store, tmp_path / "records")
+    collect_runs_into_parquet(store, tmp_path / "records")
     for frames in (synthetic.frames_of(store), analysis.load(tmp_path)):
         for found, expected in ((frames.steps, before.steps), (frames.epochs, before.epochs)):
             assert "density" not in found

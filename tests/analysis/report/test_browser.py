@@ -16,7 +16,7 @@ import pytest
 from analysis.claims import VerdictWord
 from analysis.report import pages
 from analysis.report.content import JudgedClaim
-from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, run_pages
+from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, build_run_pages
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE, item, run, verdict
 
@@ -45,7 +45,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     configs = (make(method) for make in (synthetic.config, synthetic.learning_config) for method in METHODS)
     frames = synthetic.frames_with(root / "runs", *configs)
-    runs = [*run_pages(frames, SHIPPED), replace(run(HOSTILE), items=("fig9-laptop",))]
+    runs = [*build_run_pages(frames, SHIPPED), replace(run(HOSTILE), items=("fig9-laptop",))]
     for seed in range(MANY - len(runs)):
         config = synthetic.config("topk", seed=seed)
         top1 = {"val_top1": float(seed)}
@@ -197,7 +197,7 @@ def test_an_open_page_is_read_again_once_the_report_is_written_again(
         page.wait_for_function("document.querySelector('script[src*=written]') === null")  # it has looked
         runs = folder / "data" / "runs.js"
         runs.write_text(runs.read_text().replace("topk-1", "topk-one"))
-        (folder / "data" / "written.js").write_text(pages.data_script("written", "later"))
+        (folder / "data" / "written.js").write_text(pages.render_data_script("written", "later"))
         page.get_by_text(f"0 of {MANY}").wait_for()
 
 

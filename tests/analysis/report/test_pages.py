@@ -15,7 +15,7 @@ import pytest
 from analysis.claims import Claim, Verdict, VerdictWord
 from analysis.report import pages
 from analysis.report.content import Finding, HtmlTable, ItemPage, JudgedClaim, SupportingClaim
-from analysis.report.runs import THIS_MACHINE, RunPage, page_id
+from analysis.report.runs import THIS_MACHINE, RunPage, run_page_id
 from analysis.stats import Estimate
 from analysis.tables import Table
 
@@ -41,7 +41,7 @@ def item(text: str, folder: Path) -> ItemPage:
 
 def run(text: str) -> RunPage:
     return RunPage(
-        page_id(text, text), text, THIS_MACHINE, "failed", why=text, items=(text,), provenance={text: text},
+        run_page_id(text, text), text, THIS_MACHINE, "failed", why=text, items=(text,), provenance={text: text},
         config={"method": {"name": text}, "task": {"name": text}, "workers": text},
         logs=({"name": text, "lines": [text]},), commands=(text,),
     )  # fmt: skip
@@ -93,33 +93,33 @@ def test_a_page_is_named_by_its_key_or_a_digest_never_by_a_text() -> None:
         ("../../x-0123456789ab", "../0123456789ab", "[0-9a-f]{16}"),
         ("another-name", "0123456789ab", "[0-9a-f]{16}"),
     ):
-        assert re.fullmatch(name, page_id(run, key))
+        assert re.fullmatch(name, run_page_id(run, key))
 
 
 @pytest.mark.timeout(20)
 def test_what_was_kept_is_given_again_or_where_it_is_no_such_thing_made_again(tmp_path: Path) -> None:
     one = item("text", tmp_path)
-    pages.ReportSite(tmp_path).store_kept("fig9", "before", [msgspec.to_builtins(one)])
+    pages.ReportSite(tmp_path).store_for_next_report("fig9", "before", [msgspec.to_builtins(one)])
     site = pages.ReportSite(tmp_path)  # the first was stopped before its pages
     site.clear_stale_files()
-    assert site.load_kept("fig9", "before", list[ItemPage]) == [one]
-    assert site.load_kept("fig9", "after", list[ItemPage]) is None
+    assert site.load_kept_from_last_report("fig9", "before", list[ItemPage]) == [one]
+    assert site.load_kept_from_last_report("fig9", "after", list[ItemPage]) is None
     path = tmp_path / "kept" / "fig9.json"
     for content in (
         b"{", b'{"made_from": "before"}', b'{"made_from": "before", "content": [5]}', b"[" * 100_000, b"\xff",
         b'{"made_from": "before", "content": [{"name": "a"}]}',
     ):  # fmt: skip
         path.write_bytes(content)
-        assert site.load_kept("fig9", "before", list[ItemPage]) is None, content[:50]
+        assert site.load_kept_from_last_report("fig9", "before", list[ItemPage]) is None, content[:50]
     for make in (os.mkfifo, lambda path: path.symlink_to(path.name)):
         path.unlink()
         make(path)
-        assert site.load_kept("fig9", "before", list[ItemPage]) is None
+        assert site.load_kept_from_last_report("fig9", "before", list[ItemPage]) is None
 
 
 def test_texts_and_numbers_are_written_as_pages_read_them() -> None:
     content = {"a": [float("nan"), 1.5], "b": -float("inf")}  # of which JSON lacks two
-    assert pages.data_script("x", content) == 'report.received(...["x",{"a":[null,1.5],"b":null}]);\n'
+    assert pages.render_data_script("x", content) == 'report.received(...["x",{"a":[null,1.5],"b":null}]);\n'
     assert pages.emphasize_asterisks("*Simulated* <times>") == "<em>Simulated</em> &lt;times&gt;"
-    unbroken = pages.keep_unbroken("71.76 % [71.1, 72.41] (n = 5 runs) by scheme")
+    unbroken = pages.insert_no_break_spaces("71.76 % [71.1, 72.41] (n = 5 runs) by scheme")
     assert unbroken.replace("\N{NO-BREAK SPACE}", "_") == "71.76 % [71.1,_72.41] (n_=_5_runs) by scheme"

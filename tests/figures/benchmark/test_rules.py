@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from analysis.benchmark.cells import BASELINE, target_losses
+from analysis.benchmark.cells import BASELINE, target_loss_by_task_and_workers
 from analysis.benchmark.files import read_entry
 from experiments.config import choices
 from experiments.config.folders import ResultFolders
@@ -23,7 +23,7 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
 def test_targets_are_the_shipped_baseline_s_rounded_up() -> None:
     base = read_entry(ResultFolders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
     assert base.statement.rules == digest("laptop")
-    found = target_losses(base, rules().share)
+    found = target_loss_by_task_and_workers(base, rules().share)
     for name, task in rules().tier("laptop").tasks.items():
         up = {workers: math.ceil(1e4 * loss) / 1e4 for workers, loss in found[name].items()}
         assert task.targets == pytest.approx(up)
