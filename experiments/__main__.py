@@ -130,9 +130,9 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
     asks = not {"-h", "--help"}.isdisjoint(rest)
     parser = commands.make_parser(command, rest, with_help=asks)
     if asks:
-        from experiments.commands._help import explain_words
+        from experiments.commands._help import explain_command_words
 
-        parser.epilog = explain_words(command, rest)
+        parser.epilog = explain_command_words(command, rest)
     try:
         arguments = parser.parse_words(rest)
     except SystemExit:  # argparse's way to end after help
@@ -176,8 +176,8 @@ def _prepare_process() -> None:
 if __name__ == "__main__":
     line = environment.command_line_to_complete()
     if line is not None:
-        from experiments.commands.completion import complete
+        from experiments.commands.completion import print_completions_and_exit
 
-        complete(line)
+        print_completions_and_exit(line)
     _prepare_process()
     sys.exit(main(sys.argv[1:]))

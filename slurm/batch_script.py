@@ -15,11 +15,11 @@ class BatchScript:
     """A script for sbatch.
 
     Args:
-        options: of sbatch by name; True for one without a value, None for one that is left out.
+        options: options of sbatch by name; True for one without a value, None for one that is left out.
         setup: lines before the call of srun.
-        srun_options: of this call.
-        command: of its tasks.
-        teardown: lines after it.
+        srun_options: options of this call.
+        command: command of srun's tasks.
+        teardown: lines after the call.
     """
 
     options: Mapping[str, str | int | None]
@@ -29,8 +29,8 @@ class BatchScript:
     teardown: Sequence[str] = ()
 
     @property
-    def options_given(self) -> dict[str, str]:
-        """The options that are not left out, as text; empty text for one without a value.
+    def text_by_option(self) -> dict[str, str]:
+        """The options that are not left out, as text by name; empty text for one without a value.
 
         Raises:
             ValueError: one has a line break, and the script's next line would be a command of the shell.
@@ -52,7 +52,7 @@ class BatchScript:
         """The script as sbatch reads it."""
         directives = [
             f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "")
-            for name, value in self.options_given.items()
+            for name, value in self.text_by_option.items()
         ]
         call = ["srun", "--unbuffered", *self.srun_options, *self.command]
         return "\n".join(
@@ -60,10 +60,10 @@ class BatchScript:
         )
 
 
-def log_name(num_jobs: int, task: str) -> str:
-    """Return a log's name in sbatch's patterns, for a job of an array or for a single one.
+def log_name_pattern(num_jobs: int, task: str) -> str:
+    """Return a log's name, without its ending, in sbatch's patterns, for an array or for a single job.
 
     Args:
-        task: its number, or %t for the tasks of srun, each with a log.
+        task: number of the task, or %t for the tasks of srun, each with a log.
     """
     return f"{'%A_%a' if num_jobs > 1 else '%j'}_{task}_log"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from slurm import environment
 
@@ -20,12 +20,13 @@ RETRY_S = 1
 UNENDED_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"}
 
 
-class EndedJob(NamedTuple):
-    """The end of a job, from SLURM's accounting."""
+class AccountingEntry(NamedTuple):
+    """The entry of a job's start in SLURM's accounting."""
 
-    state: str  # COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
+    job_id: str
+    state: str  # RUNNING, COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
     nodes: str
-    ended_at: str  # local time
+    ended_at: str  # local time; Unknown while it goes on
     name: str
 
 
@@ -41,62 +42,64 @@ class UncertainSubmissionError(SlurmError):
     """Nobody knows whether SLURM has taken a job: sbatch failed, and the controller can't be asked."""
 
 
-def await_job_ends(job: str, num_starts: int) -> list[EndedJob] | None:
-    """Return the end of each start of a requeued job; None on a cluster without accounting.
+def poll_accounting_for_ends(job_id: str, num_expected: int) -> list[AccountingEntry] | None:
+    """Return the ended starts of a requeued job; None on a cluster without accounting.
 
     Args:
-        num_starts: that have ended. SLURM notes ends some time after them; it is asked again until it knows
-            so many, for PATIENCE_S at most.
+        num_expected: number of starts that have ended. SLURM notes ends some time after them; it is asked
+            again until it knows so many, for PATIENCE_S at most.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            reports = query_accounting("--duplicates", "-j", job)
+            entries = query_accounting("--duplicates", "-j", job_id)
         except SlurmError:
             return None
-        ends = [end for _, end in reports if end.state not in UNENDED_STATES]
-        if len(ends) >= num_starts or time.monotonic() > deadline:
+        ends = [entry for entry in entries if entry.state not in UNENDED_STATES]
+        if len(ends) >= num_expected or time.monotonic() > deadline:
             return ends
         time.sleep(RETRY_S)
 
 
-def query_accounting(*words: str) -> list[tuple[str, EndedJob]]:
-    """Return the ids of jobs, each with its end, as SLURM's accounting has them."""
-    output = run_command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList,JobName", *words)
-    reports = []
+def query_accounting(*sacct_options: str) -> list[AccountingEntry]:
+    """Return the entries of jobs in SLURM's accounting."""
+    fields = "--format=JobID,State,End,NodeList,JobName"
+    output = run_command("sacct", "-X", "-n", "-P", fields, *sacct_options)
+    entries = []
     for line in output.splitlines():
         if line.count("|") >= 4:
-            job, state, ended_at, nodes, name = line.split("|", 4)
+            job_id, state, ended_at, nodes, name = line.split("|", 4)
             state = state.partition(" ")[0]  # "CANCELLED by 1000" is CANCELLED
-            reports.append((job, EndedJob(state, nodes, ended_at, name)))
-    return reports
+            entries.append(AccountingEntry(job_id, state, nodes, ended_at, name))
+    return entries
 
 
-def cancel_jobs(jobs: Sequence[str], *words: str) -> None:
+def cancel_jobs(job_ids: Sequence[str], *scancel_options: str) -> None:
     """Stop all of these jobs that can be stopped, waiting or running.
 
     Raises:
         SlurmError: some can't be stopped, after the others were.
     """
     refusals = []
-    for ids in split_job_ids(jobs):
+    for ids in split_job_ids_per_command(job_ids):
         try:
-            run_command("scancel", *words, *ids)
+            run_command("scancel", *scancel_options, *ids)
         except SlurmError as error:
             refusals.append(str(error))
     if refusals:
         raise SlurmError("; ".join(refusals))
 
 
-def requeue_job(job: str) -> None:
+def requeue_job(job_id: str, retry_for_s: float = REQUEUE_S) -> None:
     """Restart the job with its id; if it is the caller's own, this also ends the caller.
 
-    A controller that is down for a moment is asked again, for REQUEUE_S at most.
+    Args:
+        retry_for_s: a controller that is down for a moment is asked again, for so long.
     """
-    deadline = time.monotonic() + REQUEUE_S
+    deadline = time.monotonic() + retry_for_s
     while True:
         try:
-            run_command("scontrol", "requeue", job)
+            run_command("scontrol", "requeue", job_id)
         except NoAnswerError:
             if time.monotonic() > deadline:
                 raise
@@ -105,17 +108,17 @@ def requeue_job(job: str) -> None:
             return
 
 
-def exclude_nodes(job: str, nodes: Iterable[str]) -> None:
+def add_excluded_nodes(job_id: str, nodes: Iterable[str]) -> None:
     """Let a waiting job avoid these nodes, in addition to those that it avoids already."""
-    before = run_command("squeue", "--all", "--noheader", f"--jobs={job}", "--format=%x").strip()
-    excluded = {*nodes, *(expand_nodes(before) if before != "(null)" else [])}
-    run_command("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(excluded))}")
+    excluded_before = run_command("squeue", "--all", "--noheader", f"--jobs={job_id}", "--format=%x").strip()
+    excluded = {*nodes, *(expand_hostlist(excluded_before) if excluded_before != "(null)" else [])}
+    run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(sorted(excluded))}")
 
 
-def has_exclusive_nodes(job: str) -> bool:
+def has_exclusive_nodes(job_id: str) -> bool:
     """Tell whether nobody else runs on this job's nodes; no, where SLURM does not say so."""
     try:
-        fields = show_fields("job", job)[0]
+        fields = query_scontrol_fields("job", job_id)[0]
     except SlurmError:
         return False
     # Newer versions (26.05) say OverSubscribe=NO of shared nodes, and have a field of its own.
@@ -130,28 +133,28 @@ def find_down_nodes(nodes: Iterable[str]) -> set[str]:
     return {node for node, _, state in states if re.search(r"down|drain|fail|\*", state)}
 
 
-def find_nodes_restarted_since(nodes: Iterable[str], time_s: float) -> set[str]:
+def find_nodes_with_slurmd_restarted_since(nodes: Iterable[str], epoch_s: float) -> set[str]:
     """Return the nodes among these whose own daemon was started after a time, in seconds since the epoch."""
     restarted = set()
-    for fields in show_fields("node", ",".join(nodes)):
+    for fields in query_scontrol_fields("node", ",".join(nodes)):
         try:
             started = time.strptime(fields.get("SlurmdStartTime", ""), "%Y-%m-%dT%H:%M:%S")
         except ValueError:  # SLURM does not know it of every node
             continue
-        if time.mktime(started) > time_s:
+        if time.mktime(started) > epoch_s:
             restarted.add(fields["NodeName"])
     return restarted
 
 
-def show_fields(kind: str, names: str) -> list[dict[str, str]]:
+def query_scontrol_fields(kind: Literal["job", "node"], names: str) -> list[dict[str, str]]:
     """Return the fields of each job, or node, as `scontrol show` prints them."""
     lines = run_command("scontrol", "--oneliner", "show", kind, names).splitlines()
     return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines] or [{}]
 
 
-def expand_nodes(nodes: str) -> list[str]:
+def expand_hostlist(hostlist: str) -> list[str]:
     """Return the nodes of a list in SLURM's notation: n[1-3] -> n1, n2, n3."""
-    return run_command("scontrol", "show", "hostnames", nodes).split() if nodes else []
+    return run_command("scontrol", "show", "hostnames", hostlist).split() if hostlist else []
 
 
 def run_command(*words: str) -> str:
@@ -163,11 +166,11 @@ def run_command(*words: str) -> str:
     process = run_program(words, environment.slurm_command_variables())
     if process.returncode:
         answer = process.stderr.strip() or process.stdout.strip()
-        raise (NoAnswerError if is_no_answer(answer) else SlurmError)(f"{words[0]}: {answer}")
+        raise (NoAnswerError if is_no_answer_message(answer) else SlurmError)(f"{words[0]}: {answer}")
     return process.stdout
 
 
-def is_no_answer(output: str) -> bool:
+def is_no_answer_message(output: str) -> bool:
     """Tell whether a command printed that the controller did not answer it."""
     return NO_ANSWER_MESSAGE.search(output) is not None
 
@@ -202,6 +205,6 @@ def run_program(
         raise NoAnswerError(why) from error
 
 
-def split_job_ids(jobs: Sequence[str]) -> list[Sequence[str]]:
+def split_job_ids_per_command(job_ids: Sequence[str]) -> list[Sequence[str]]:
     """Return the ids in lists that fit on a command line."""
-    return [jobs[start : start + JOBS_PER_COMMAND] for start in range(0, len(jobs), JOBS_PER_COMMAND)]
+    return [job_ids[start : start + JOBS_PER_COMMAND] for start in range(0, len(job_ids), JOBS_PER_COMMAND)]

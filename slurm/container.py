@@ -71,7 +71,7 @@ def wrap_command(
     if for_display:
         image = images.image_path(container.image)
         default = "apptainer" if container.runtime == "auto" else container.runtime
-        program = images.find_runtime(container.runtime) or default
+        program = images.find_container_runtime(container.runtime) or default
     else:
         image = _image_file(container)
         program = _runtime_program(container)
@@ -86,19 +86,19 @@ def wrap_command(
     for bind in container.binds:
         words += ["--bind", bind]
     assignments = [
-        f"{name}={value}" for name, value in sorted(variables.items()) if can_enter_container(name)
+        f"{name}={value}" for name, value in sorted(variables.items()) if can_variable_enter_container(name)
     ]
     return [*words, *container.options, str(image), "env", *assignments, python, *command[1:]]
 
 
-def srun_options(container: ContainerConfig | None, binds: Sequence[Path], cwd: Path) -> list[str]:
-    """Return the options with which srun makes the container of its tasks; none where a command does."""
+def srun_pyxis_options(container: ContainerConfig | None, binds: Sequence[Path], cwd: Path) -> list[str]:
+    """Return the options by which srun makes the container of its tasks; none where a command does."""
     if container is None or not pyxis.is_pyxis(container):
         return []
     return pyxis.srun_options(container, folders_to_mount([*binds, cwd]), cwd)
 
 
-def can_enter_container(name: str) -> bool:
+def can_variable_enter_container(name: str) -> bool:
     """Tell whether a variable may enter a container."""
     return PASSED_VARIABLE.fullmatch(name) is not None and SECRET_VARIABLE.search(name) is None
 
@@ -124,29 +124,29 @@ def image_provenance(container: ContainerConfig) -> dict[str, Any]:
         return pyxis.image_provenance(container)
     program = _runtime_program(container)
     image = _image_file(container)
-    inspection = images.inspect_image(image, program)
+    inspection = images.inspect_image_with_cache_file(image, program)
     return {
         "name": container.name,
         "file": image.name,
         "sha256": inspection.sha256,
-        "arch": images.image_architecture(image),
+        "arch": images.sif_architecture(image),
         "runtime": Path(program).name,
         "runtime_version": images.runtime_version(program),
         "definition": inspection.labels.get(images.DEFINITION_LABEL),
     }
 
 
-def check_container(container: ContainerConfig) -> None:
+def check_container_usable_here(container: ContainerConfig) -> None:
     """Start a process in the container, and compare its image with this machine and checkout.
 
     Raises:
         ValueError: why processes can't be started in the container, and what to do.
     """
     if pyxis.is_pyxis(container):
-        return pyxis.check_pyxis(container)
+        return pyxis.check_pyxis_and_image(container)
     program = _runtime_program(container)
     image = _image_file(container)
-    architecture = images.image_architecture(image)
+    architecture = images.sif_architecture(image)
     machine = images.machine_architecture()
     if architecture is None:
         raise ValueError(
@@ -157,11 +157,11 @@ def check_container(container: ContainerConfig) -> None:
             f"container.image={image} is for {architecture} machines, but this one is {machine}; build it "
             f"here with `{_build_command(container)}`"
         )
-    labels = images.inspect_image(image, program).labels
+    labels = images.inspect_image_with_cache_file(image, program).labels
     name = labels.get(images.IMAGE_LABEL)
     if name is not None:  # an image that is not ours has no such label; whoever chose it knows it
         built_from = labels.get(images.DEFINITION_LABEL)
-        current = images.definition_digest(name)
+        current = images.image_definition_digest(name)
         if built_from != current:
             raise ValueError(
                 f"container.image={image} was built from another definition ({built_from}) than the "
@@ -178,7 +178,7 @@ def check_container_starts(container: ContainerConfig) -> None:
         ValueError: why it does not start, and what to do.
     """
     if pyxis.is_pyxis(container):  # a task that asks is in it
-        return pyxis.check_pyxis(container)
+        return pyxis.check_pyxis_and_image(container)
     binds = [Path(sys.prefix), Path(sys.base_prefix)]
     command = wrap_command(container, [sys.executable, "-c", ""], binds, images.ROOT, {}, gpu=False)
     try:
@@ -193,12 +193,12 @@ def check_container_starts(container: ContainerConfig) -> None:
     if process.returncode:
         raise ValueError(
             f"container={container.name}: {container.python or sys.executable} does not start in "
-            f"{container.image}: {images.last_line(process.stderr)}"
+            f"{container.image}: {images.last_error_line(process.stderr)}"
         )
 
 
 def _runtime_program(container: ContainerConfig) -> str:
-    program = images.find_runtime(container.runtime)
+    program = images.find_container_runtime(container.runtime)
     if program is None:
         is_auto = container.runtime == "auto"
         missing = "neither apptainer nor singularity is" if is_auto else f"{container.runtime} is not"

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class WorkerPlace(NamedTuple):
@@ -31,15 +31,19 @@ RANK_VARIABLES_BY_LAUNCHER = {
 }
 
 
-def read_place(launcher: str) -> WorkerPlace | None:
-    """Return this process's place in the group that a launcher started; None where it started none."""
+def read_rank_variables(launcher: str) -> WorkerPlace | None:
+    """Return this process's place in the group that a launcher started; None where its variables aren't set.
+
+    Args:
+        launcher: one of RANK_VARIABLES_BY_LAUNCHER.
+    """
     values = [os.environ.get(name, "") for name in RANK_VARIABLES_BY_LAUNCHER[launcher]]
     return WorkerPlace(*map(int, values)) if all(value.isdigit() for value in values) else None
 
 
 def worker_place() -> WorkerPlace:
-    """Return this process's place among the workers that we started; without others it is rank 0 of 1."""
-    return read_place(OURS) or WorkerPlace(0, 1, 0)
+    """Return this process's place among the workers that we started; rank 0 of 1 without others."""
+    return read_rank_variables(OURS) or WorkerPlace(0, 1, 0)
 
 
 class LauncherGroup(NamedTuple):
@@ -56,11 +60,13 @@ def find_launcher_group() -> LauncherGroup | None:
         ValueError: torchrun's variables are set, and torchrun was not there.
     """
     for launcher, variables in RANK_VARIABLES_BY_LAUNCHER.items():
-        place = read_place(launcher)
+        place = read_rank_variables(launcher)
         if launcher == OURS or place is None or place.size == 1:
             continue
         # Only steps that srun started have a number; a batch script's has not.
-        if launcher == "srun" and (not os.environ.get("SLURM_STEP_ID", "").isdigit() or is_in_srun_shell()):
+        if launcher == "srun" and (
+            not os.environ.get("SLURM_STEP_ID", "").isdigit() or is_in_srun_pty_shell()
+        ):
             continue
         if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise ValueError(
@@ -71,18 +77,18 @@ def find_launcher_group() -> LauncherGroup | None:
     return None
 
 
-def has_terminal() -> bool:
+def is_srun_pty_step() -> bool:
     """Tell whether `srun --pty` started this job step, often for a shell that only its first task runs."""
     return "SLURM_PTY_PORT" in os.environ
 
 
-def is_in_srun_shell() -> bool:
+def is_in_srun_pty_shell() -> bool:
     """Tell whether a person typed this command into a shell that `srun --pty` opened.
 
     Only shells with a terminal put a command into a process group of its own; what srun itself has started,
     also by a script, is in the group of its session's first process.
     """
-    if not has_terminal() or os.getpgrp() == os.getsid(0):
+    if not is_srun_pty_step() or os.getpgrp() == os.getsid(0):
         return False
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY))
@@ -95,7 +101,7 @@ def worker_variables(place: WorkerPlace, threads: int, interface: str | None) ->
     """Return the environment of one worker process.
 
     Args:
-        interface: of the network on which gloo is to meet the others; None: the one of the host's name.
+        interface: network interface on which gloo is to meet the others; None: the one of the host's name.
     """
     variables = dict(os.environ)
     for name, number in zip(RANK_VARIABLES_BY_LAUNCHER[OURS], place, strict=True):
@@ -152,8 +158,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
-def completion_line() -> str | None:
-    """Return the line up to the cursor, where a shell asks through argcomplete what may come; else None."""
+def command_line_to_complete() -> str | None:
+    """Return the line up to the cursor that a shell wants completed, by argcomplete; None without one."""
     if "_ARGCOMPLETE" not in os.environ:
         return None
     return os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
@@ -167,14 +173,14 @@ def is_variable_true(name: str) -> bool:
 # SLURM's job that this process belongs to.
 
 
-def job_id() -> str:
+def current_job_id() -> str:
     """Return SLURM's id of this job: 12, or 12_3 for a job of an array; empty outside of a job."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     number = os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{number}" if array and number else os.environ.get("SLURM_JOB_ID", "")
 
 
-def cluster_name() -> str | None:
+def current_cluster_name() -> str | None:
     """Return SLURM's name of the cluster that this job is on; None outside of a job."""
     return os.environ.get("SLURM_CLUSTER_NAME") or None
 
@@ -190,14 +196,14 @@ def restart_count() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-def start_name() -> str:
-    """Return a name for this start of this job that all its nodes agree on."""
-    return f"{job_id()}-{restart_count()}"
+def job_start_name() -> str:
+    """Return a name for this start of this job (12-0), equal on all its nodes."""
+    return f"{current_job_id()}-{restart_count()}"
 
 
-def step_name() -> str:
-    """Return a name for this start of this job step that all its tasks agree on."""
-    return f"{start_name()}-{os.environ.get('SLURM_STEP_ID', '')}"
+def job_step_name() -> str:
+    """Return a name for this step of this start of this job (12-0-3), equal in all its tasks."""
+    return f"{job_start_name()}-{os.environ.get('SLURM_STEP_ID', '')}"
 
 
 def node_name() -> str:
@@ -205,7 +211,7 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
-def node_list() -> str:
+def job_hostlist() -> str:
     """Return this job's nodes, in SLURM's notation for lists."""
     return os.environ.get("SLURM_JOB_NODELIST", "")
 
@@ -250,8 +256,8 @@ RECORDED_VARIABLE = re.compile(
 )
 
 
-def recorded_variables(program: str) -> dict[str, str]:
-    """Return the variables of a program, SLURM or HOROVOD, that a record keeps."""
+def recorded_variables(program: Literal["SLURM", "HOROVOD"]) -> dict[str, str]:
+    """Return the variables of a program that a record keeps."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -292,10 +298,10 @@ class FilteredVariables(NamedTuple):
     """The environment for a program, and words on each variable that was left out of it."""
 
     variables: dict[str, str]
-    set_aside: list[str]
+    drop_notes: list[str]  # such as "PYXIS_X (container= decides)"
 
 
-def drop_container_options() -> FilteredVariables:
+def variables_without_container_options() -> FilteredVariables:
     """Return the environment without a person's options of containers, of which `container=` alone decides.
 
     The words on these variables have no values: some are passwords.
@@ -312,9 +318,9 @@ def sbatch_variables(options: Mapping[str, str]) -> FilteredVariables:
     script says nothing of it; sbatch itself would let it count before the script.
 
     Args:
-        options: in the script, by name without dashes.
+        options: options in the script, by name without dashes.
     """
-    exported, set_aside = drop_container_options()
+    exported, drop_notes = variables_without_container_options()
     variables = {
         name: value
         for name, value in exported.items()
@@ -329,33 +335,36 @@ def sbatch_variables(options: Mapping[str, str]) -> FilteredVariables:
         alternatives = next((group for group in ALTERNATIVE_OPTIONS if option in group), (option,))
         in_script = [(other, options[other]) for other in alternatives if other in options]
         if option in REASON_BY_REFUSED_OPTION:
-            set_aside.append(f"{name}={value} ({REASON_BY_REFUSED_OPTION[option]})")
+            drop_notes.append(f"{name}={value} ({REASON_BY_REFUSED_OPTION[option]})")
         elif not in_script:
             variables[name] = value
         elif in_script[0] != (option, value):
             words = "=".join(filter(None, in_script[0]))
-            set_aside.append(f"{name}={value} (--{words} counts)")
-    return FilteredVariables(variables, set_aside)
+            drop_notes.append(f"{name}={value} (--{words} counts)")
+    return FilteredVariables(variables, drop_notes)
 
 
-def exported_options(options: Mapping[str, str]) -> list[str]:
-    """Return what a person has exported for sbatch that counts beside a script, as SBATCH_ACCOUNT=mine.
+def exported_sbatch_options(options: Mapping[str, str]) -> list[str]:
+    """Return the options that a person has exported for sbatch and a script leaves: SBATCH_ACCOUNT=mine.
 
     Args:
-        options: in the script, by name without dashes.
+        options: options in the script, by name without dashes.
     """
     variables = sbatch_variables(options).variables
     return [f"{name}={value}" for name, value in sorted(variables.items()) if name.startswith("SBATCH_")]
 
 
-def use_slurm_conf(conf: str | None) -> None:
-    """Let SLURM's commands read this configuration file; needed on a login node of several clusters."""
+def set_slurm_conf_variable(conf: str | None) -> None:
+    """Let SLURM's commands read a configuration file; None changes nothing.
+
+    Needed on a login node of several clusters.
+    """
     if conf:
         os.environ["SLURM_CONF"] = os.path.expanduser(conf)
 
 
 def slurm_command_variables() -> dict[str, str]:
-    """Return the environment for SLURM's commands without what hides jobs or changes what they print."""
+    """Return the environment for SLURM's commands, without variables that hide jobs or change the output."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -363,21 +372,21 @@ def slurm_command_variables() -> dict[str, str]:
     }
 
 
-def slurm_conf() -> str | None:
+def slurm_conf_file() -> str | None:
     """Return the configuration file that SLURM's commands read; None for the machine's own."""
     return os.environ.get("SLURM_CONF")
 
 
 @contextlib.contextmanager
 def temporary_slurm_conf(conf: str | None) -> Iterator[None]:
-    """Let SLURM's commands read that configuration file inside the block; None changes nothing."""
-    previous = slurm_conf()
-    use_slurm_conf(conf)
+    """Let SLURM's commands read a configuration file inside the block; None changes nothing."""
+    previous = slurm_conf_file()
+    set_slurm_conf_variable(conf)
     try:
         yield
     finally:
         os.environ.pop("SLURM_CONF", None)
-        use_slurm_conf(previous)
+        set_slurm_conf_variable(previous)
 
 
 # Settings of the libraries that workers communicate with.
@@ -394,7 +403,7 @@ def gloo_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
-def nccl_settings() -> dict[str, str]:
+def nccl_settings_without_paths() -> dict[str, str]:
     """Return NCCL's settings in the environment, without paths, because records are meant to be shared."""
     return {
         name: "a file" if os.sep in value else value

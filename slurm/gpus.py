@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class NodeGpu(NamedTuple):
-    """GPU of a node.
+    """A GPU of a node.
 
     Its bus id identifies it: indices change with CUDA_VISIBLE_DEVICES, under SLURM and in containers.
     """
@@ -94,14 +94,14 @@ def has_gpu() -> bool:
         return has_driver and bool(try_query(pynvml.nvmlDeviceGetCount))
 
 
-def gpu_state(bus: str) -> dict[str, str] | None:
+def gpu_state(bus_id: str) -> dict[str, str] | None:
     """Return the clocks, power and temperature of a GPU now, in the words of `nvidia-smi --query-gpu`.
 
     Returns:
         None where there is no GPU with this bus id.
     """
     with nvml_session() as has_driver:
-        handle = try_query(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if has_driver else None
+        handle = try_query(pynvml.nvmlDeviceGetHandleByPciBusId, bus_id) if has_driver else None
         if handle is None:
             return None
         power_mw = try_query(pynvml.nvmlDeviceGetPowerUsage, handle)

@@ -65,18 +65,19 @@ def unpacked_runtime_folder() -> Path:
     return environment.cache_folder() / "sparsify" / "apptainer"
 
 
-def find_runtime(name: str = "auto") -> str | None:
+def find_container_runtime(name: str = "auto") -> str | None:
     """Return the path of the program that runs images; None where there is none.
 
-    It is looked for on $PATH, then in `unpacked_runtime_folder`.
+    The program is looked for on $PATH, then in `unpacked_runtime_folder`.
 
     Args:
-        name: of the program; auto for any of RUNTIMES.
+        name: name of the program; auto for any of RUNTIMES.
     """
     names = RUNTIMES if name == "auto" else (name,)
     for search_path in (None, str(unpacked_runtime_folder() / "usr" / "bin")):  # None: $PATH
         for program in names:
-            if path := shutil.which(program, path=search_path):
+            path = shutil.which(program, path=search_path)
+            if path:
                 return path
     return None
 
@@ -100,8 +101,8 @@ def image_path(image: str) -> Path:
     return image_folder() / path if path.name == image else ROOT / path
 
 
-def image_architecture(path: Path) -> str | None:
-    """Return the machines for which an image was built; None if the file is not a SIF file."""
+def sif_architecture(path: Path) -> str | None:
+    """Return the architecture for which an image was built; None if the file is not a SIF file."""
     with path.open("rb") as file:
         file.seek(LAUNCH_BYTES)
         header = file.read(len(MAGIC) + VERSION_BYTES + ARCH_BYTES)
@@ -134,7 +135,7 @@ def read_build_arguments(name: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-def source_files(name: str) -> list[str]:
+def image_source_files(name: str) -> list[str]:
     """Return the files of the checkout from which an image is built."""
     arguments = read_build_arguments(name)
     files = [*TEMPLATE_FILES, f"singularity/{name}.args"]
@@ -145,20 +146,20 @@ def source_files(name: str) -> list[str]:
     return files
 
 
-def definition_digest(name: str) -> str:
+def image_definition_digest(name: str) -> str:
     """Return 12 hexadecimal digits of the SHA-256 of an image's sources.
 
     When they change, the image is out of date.
     """
     sha = hashlib.sha256()
-    for file in source_files(name):
+    for file in image_source_files(name):
         content = (ROOT / file).read_bytes()
         sha.update(f"{file}\0{len(content)}\0".encode() + content)
     return sha.hexdigest()[:12]
 
 
-def container_config(name: str) -> ContainerConfig:
-    """Return the container of one of our images, for code without a configuration."""
+def default_container_config(name: str) -> ContainerConfig:
+    """Return the default container of one of our images, for code without a configuration."""
     python = None if read_build_arguments(name)["environment"] == "none" else IMAGE_PYTHON
     return ContainerConfig(name, f"{name}.sif", python=python)
 
@@ -170,8 +171,8 @@ class ImageInspection(NamedTuple):
     labels: dict[str, str]
 
 
-def inspect_image(path: Path, program: str | None) -> ImageInspection:
-    """Return the digest and the labels of an image; without a program that reads them no labels.
+def inspect_image_with_cache_file(path: Path, program: str | None) -> ImageInspection:
+    """Return the digest and the labels of an image; without a program that reads them, no labels.
 
     Reading gigabytes takes seconds. Both are therefore stored in a file beside the image, which is valid as
     long as the image's size and modification time do not change. In a read-only folder they are computed
@@ -190,7 +191,7 @@ def inspect_image(path: Path, program: str | None) -> ImageInspection:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             sha.update(block)
-    inspection = ImageInspection(sha.hexdigest(), read_labels(path, program) if program else {})
+    inspection = ImageInspection(sha.hexdigest(), read_image_labels(path, program) if program else {})
     part = cache_file.with_name(f"{cache_file.name}.{platform.node()}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps({**version, **inspection._asdict()}))
@@ -200,16 +201,16 @@ def inspect_image(path: Path, program: str | None) -> ImageInspection:
     return inspection
 
 
-def read_labels(path: Path, program: str) -> dict[str, str]:
+def read_image_labels(path: Path, program: str) -> dict[str, str]:
     """Return the labels that the image was built with; an image may have none."""
     command = [program, "inspect", "--json", "--labels", str(path)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        raise ValueError(f"{path} can't be read by {program}: {last_line(process.stderr)}")
+        raise ValueError(f"{path} can't be read by {program}: {last_error_line(process.stderr)}")
     labels: dict[str, str] | None = json.loads(process.stdout)["data"]["attributes"].get("labels")
     return labels or {}
 
 
-def last_line(text: str) -> str:
+def last_error_line(stderr: str) -> str:
     """Return the last line of a program's error output, which says what went wrong."""
-    return (text.strip().splitlines() or ["no word of why"])[-1]
+    return (stderr.strip().splitlines() or ["no word of why"])[-1]

@@ -27,6 +27,13 @@ JobStatus = Literal["queued", "ended", "forgotten", "unknown"]
 ARRAY_ELEMENTS = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")  # such as 12_[0-3,7%2]
 
 
+class JobOrigin(NamedTuple):
+    """The place of a job among those that were submitted."""
+
+    script_folder: Path
+    array_index: int  # 0 for a single job
+
+
 class JobReport(NamedTuple):
     """SLURM's words on a job. `forgotten`: its cluster does not have it any more, so it has ended."""
 
@@ -35,7 +42,7 @@ class JobReport(NamedTuple):
     state: str = ""  # PENDING, RUNNING, ...; COMPLETED, CANCELLED, NODE_FAIL, ...
     reason: str = ""  # why it waits; why it is unknown
     nodes: str = ""
-    ended: str = ""  # local time
+    ended_at: str = ""  # local time
     name: str = ""
     script: str = ""
     cluster: str | None = None  # None: the one that was asked
@@ -43,15 +50,15 @@ class JobReport(NamedTuple):
     def seconds_since_end(self) -> float | None:
         """Return the seconds since the job's end; None where SLURM does not know a time."""
         try:
-            return time.time() - time.mktime(time.strptime(self.ended, "%Y-%m-%dT%H:%M:%S"))
+            return time.time() - time.mktime(time.strptime(self.ended_at, "%Y-%m-%dT%H:%M:%S"))
         except ValueError:  # "Unknown"
             return None
 
     @property
-    def origin(self) -> tuple[Path, int]:
-        """The folder of the job's script, and its number in the array."""
+    def origin(self) -> JobOrigin:
+        """The folder of the job's script, and the job's number in the array."""
         number = str(self.id).partition("_")[2]
-        return Path(self.script).parent, int(number) if number.isdigit() else 0
+        return JobOrigin(Path(self.script).parent, int(number) if number.isdigit() else 0)
 
 
 class SubmittedJob(NamedTuple):
@@ -59,7 +66,7 @@ class SubmittedJob(NamedTuple):
 
     id: str | None  # 12, or 12_3 for a job of an array; None: who submitted it ended before it was known
     name: str | None = None  # None: any
-    origin: tuple[Path, int] | None = None  # the folder of its script, and its number in the array
+    origin: JobOrigin | None = None
     cluster: str | None = None  # None: the one that is asked
     user: int | None = None  # who submitted it
 
@@ -78,7 +85,7 @@ def query_jobs(submitted: Iterable[SubmittedJob]) -> dict[SubmittedJob, JobRepor
     report_by_job: dict[SubmittedJob, JobReport] = {}
     if not wanted:
         return report_by_job
-    here = _cluster_settings(environment.slurm_conf())
+    here = _cluster_settings(environment.slurm_conf_file())
     for cluster in {job.cluster for job in wanted}:
         its_jobs = [job for job in wanted if job.cluster == cluster]
         if cluster in (None, here.name):
@@ -96,7 +103,7 @@ def query_jobs(submitted: Iterable[SubmittedJob]) -> dict[SubmittedJob, JobRepor
     return report_by_job
 
 
-def cancel_jobs(reports: Iterable[JobReport]) -> dict[JobReport, str]:
+def try_cancel_jobs(reports: Iterable[JobReport]) -> dict[JobReport, str]:
     """Stop jobs, waiting or running; return those that go on, each with SLURM's words on it."""
     wanted = {report for report in reports if report.id}
     refusal_by_report: dict[JobReport, str] = {}
@@ -112,13 +119,13 @@ def cancel_jobs(reports: Iterable[JobReport]) -> dict[JobReport, str]:
     return refusal_by_report
 
 
-def cluster_name() -> str:
+def query_cluster_name() -> str:
     """Return the name of the cluster that SLURM's commands speak to.
 
     Raises:
         SlurmError: there is no SLURM here, or its controller does not answer.
     """
-    return _cluster_settings(environment.slurm_conf()).name
+    return _cluster_settings(environment.slurm_conf_file()).name
 
 
 def unfinished_jobs_by_id(ids: Iterable[str]) -> dict[str, JobReport]:
@@ -155,8 +162,10 @@ class _ClusterSettings(NamedTuple):
 def _cluster_settings(conf: str | None) -> _ClusterSettings:
     """Return what SLURM says of the cluster that a configuration file names."""
     del conf  # by which the answer is kept
-    private = (partition.slurm_setting("PrivateData") or "").lower().split(",")
-    return _ClusterSettings(partition.slurm_setting("ClusterName") or "", bool({"jobs", "all"} & {*private}))
+    private = (partition.query_slurm_setting("PrivateData") or "").lower().split(",")
+    return _ClusterSettings(
+        partition.query_slurm_setting("ClusterName") or "", bool({"jobs", "all"} & {*private})
+    )
 
 
 def _query_cluster(
@@ -171,7 +180,7 @@ def _query_cluster(
     shown = _ask_controller({_array_id(job.id) for job in submitted if job.id}, cluster_options)
     for user in {job.user for job in submitted if job.id is None and job.origin}:
         shown |= _squeue(*([] if user is None else [f"--user={user}"]), *cluster_options)
-    id_by_origin: dict[object, str] = {report.origin: job_id for job_id, report in shown.items()}
+    id_by_origin: dict[JobOrigin | None, str] = {report.origin: job_id for job_id, report in shown.items()}
     id_by_job = {job: job.id or id_by_origin.get(job.origin) for job in submitted}
     ended = _ask_accounting(
         {job_id for job_id in id_by_job.values() if job_id} - shown.keys(), cluster_options
@@ -195,7 +204,7 @@ def _query_cluster(
 def _ask_controller(arrays: Collection[str], cluster_options: Sequence[str]) -> dict[str, JobReport]:
     """Return the controller's reports on jobs, ended or not, by id."""
     report_by_id: dict[str, JobReport] = {}
-    for ids in commands.split_job_ids(sorted(arrays)):
+    for ids in commands.split_job_ids_per_command(sorted(arrays)):
         try:
             report_by_id |= _squeue(f"--jobs={','.join(ids)}", *cluster_options)
         except commands.SlurmError as error:
@@ -225,12 +234,12 @@ def _ask_accounting(ids: Collection[str], cluster_options: Sequence[str]) -> dic
     """Return the ends of jobs, by id; empty on a cluster without accounting, of which there are many."""
     report_by_id = {}
     try:
-        for arrays in commands.split_job_ids(sorted({_array_id(job) for job in ids})):
-            for job, end in commands.query_accounting("--allusers", *cluster_options, "-j", ",".join(arrays)):
-                status: JobStatus = "ended" if end.state in ENDED_STATES else "queued"
-                for job_id in expand_job_id(job):
+        for arrays in commands.split_job_ids_per_command(sorted({_array_id(job) for job in ids})):
+            for entry in commands.query_accounting("--allusers", *cluster_options, "-j", ",".join(arrays)):
+                status: JobStatus = "ended" if entry.state in ENDED_STATES else "queued"
+                for job_id in expand_job_id(entry.job_id):
                     report_by_id[job_id] = JobReport(
-                        status, job_id, end.state, "", end.nodes, end.ended_at, end.name
+                        status, job_id, entry.state, "", entry.nodes, entry.ended_at, entry.name
                     )
     except commands.SlurmError:
         return {}

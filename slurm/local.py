@@ -12,7 +12,7 @@ from typing import Protocol
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerStart, undo_shell_exit_code, write_exit_note
+from slurm.worker_process import WorkerStartSpec, undo_shell_exit_code, write_exit_note
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
@@ -41,18 +41,18 @@ class WorkerProcess(Protocol):
 class WorkerStarter(Protocol):
     """A command that starts workers, such as `WorkerCommand`."""
 
-    def start(self, worker: WorkerStart, /) -> WorkerProcess:
+    def start(self, worker: WorkerStartSpec, /) -> WorkerProcess:
         """Start a worker."""
 
 
 class LocalWorkers:
-    """The workers of one run, started at once.
+    """The workers of one run as processes of this machine, started at once.
 
     Args:
         orders: the run's file of orders.
-        folder: of this start, for notes and logs.
+        folder: folder of this start, for notes and logs.
         size: number of workers.
-        network: on whose nodes they run, so many to a node; ended with them.
+        network: emulated network on whose nodes they run, `workers_per_node` to a node; ended with them.
     """
 
     def __init__(
@@ -78,27 +78,29 @@ class LocalWorkers:
                     log.with_suffix(".out").open("ab") as stdout,
                     log.with_suffix(".err").open("ab") as stderr,
                 ):
-                    worker = WorkerStart(
+                    worker = WorkerStartSpec(
                         orders,
                         folder,
                         WorkerPlace(rank, size, rank),
                         stdout.fileno(),
                         stderr.fileno(),
                         interface=INTERFACE if network else LOOPBACK,
-                        enter=network.enter(rank // workers_per_node) if network else (),
+                        enter=network.nsenter_command(rank // workers_per_node) if network else (),
                     )
-                    self.processes.append(starter.start(worker))
+                    process = starter.start(worker)
+                    self.processes.append(process)
+                    worker.write_start_note(process.pid)
         except BaseException:
-            self.kill()
+            self.kill_and_wait()
             raise
 
-    def poll(self) -> dict[int, int] | None:
-        """Return the exit code by rank, negative for a signal, once all have ended; None while workers run.
+    def poll_exit_codes(self) -> dict[int, int] | None:
+        """Return exit codes by rank, negative for a signal, once all workers have ended; None while some run.
 
-        Once one has failed the others get a moment, then they are stopped: those did not fail, and have none.
-        All whose network has ended are stopped, too.
+        Once one has failed the others get a moment; then they are killed, and have no exit code. All whose
+        network has ended are killed, too.
         """
-        self.has_lost_network = self.has_lost_network or (self.network is not None and self.network.is_gone)
+        self.has_lost_network = self.has_lost_network or (self.network is not None and self.network.has_ended)
         for rank, process in enumerate(self.processes):
             code = process.poll()
             if code is not None and rank not in self.code_by_rank:
@@ -110,16 +112,16 @@ class LocalWorkers:
                 self.kill_at = min(self.kill_at, time.monotonic() + GRACE_S)
             if time.monotonic() < self.kill_at:
                 return None
-        self.kill()
+        self.kill_and_wait()
         return self.code_by_rank
 
-    def request_stop(self) -> None:
-        """Let all workers save and end; `poll` tells when they have."""
+    def request_save_and_stop(self) -> None:
+        """Let all workers save and end; `poll_exit_codes` tells when they have."""
         for process in self.processes:
             process.send_signal(signal.SIGUSR2)
 
-    def kill(self) -> None:
-        """Kill all workers, and return when they are gone. What they have saved is whole."""
+    def kill_and_wait(self) -> None:
+        """Kill all workers and their network, and return when they are gone. Saved files are whole."""
         for process in self.processes:
             process.kill()
         for process in self.processes:

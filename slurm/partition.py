@@ -15,7 +15,7 @@ class PartitionNode(NamedTuple):
 
     name: str
     state: str
-    limit_min: float  # the partition's time limit
+    time_limit_min: float  # the partition's
 
     @property
     def is_usable(self) -> bool:
@@ -23,7 +23,7 @@ class PartitionNode(NamedTuple):
         return UNUSABLE_STATE.search(self.state) is None
 
 
-def list_nodes(partition: str | None) -> list[PartitionNode]:
+def list_partition_nodes(partition: str | None) -> list[PartitionNode]:
     """Return the nodes of a partition; for None those of the partition that SLURM takes by default.
 
     Raises:
@@ -36,11 +36,13 @@ def list_nodes(partition: str | None) -> list[PartitionNode]:
         rows = [row for row in rows if row[3].endswith("*")] or rows
     elif not rows:
         raise commands.SlurmError(f"sinfo: there is no partition {partition}, or it has no nodes")
-    node_by_name = {name: PartitionNode(name, state, parse_minutes(limit)) for name, state, limit, _ in rows}
+    node_by_name = {
+        name: PartitionNode(name, state, parse_time_limit_min(limit)) for name, state, limit, _ in rows
+    }
     return list(node_by_name.values())
 
 
-def parse_minutes(limit: str) -> float:
+def parse_time_limit_min(limit: str) -> float:
     """Return a time limit in minutes, which SLURM writes as 1-00:00:00, 30:00 or infinite."""
     if not re.fullmatch(r"[\d:-]+", limit):
         return float("inf")
@@ -49,7 +51,7 @@ def parse_minutes(limit: str) -> float:
     return int(days or 0) * 24 * 60 + hours * 60 + minutes + seconds / 60
 
 
-def slurm_setting(name: str) -> str | None:
+def query_slurm_setting(name: str) -> str | None:
     """Return one of SLURM's own settings, from `scontrol show config`; None if it has none of this name."""
     output = commands.run_command("scontrol", "show", "config")
     match = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", output, re.MULTILINE)

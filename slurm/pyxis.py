@@ -25,7 +25,7 @@ def is_pyxis(container: ContainerConfig | None) -> bool:
     return container is not None and container.runtime == RUNTIME
 
 
-def is_image_file(image: str) -> bool:
+def is_image_path(image: str) -> bool:
     """Tell whether an image is a file, and not a name in a registry: pyxis takes both."""
     return image.startswith(("/", ".", "~")) or image.endswith(FILE_SUFFIXES)
 
@@ -34,7 +34,7 @@ def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path)
     """Return the srun options that start tasks in the container.
 
     Args:
-        folders: mounted under the same paths as outside.
+        folders: folders to mount under the same paths as outside.
 
     Raises:
         ValueError: a folder's path has a character that separates mounts.
@@ -55,13 +55,13 @@ def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path)
     ]
 
 
-def check_pyxis(container: ContainerConfig) -> None:
+def check_pyxis_and_image(container: ContainerConfig) -> None:
     """Check that srun knows of containers here, and that the image is there.
 
     Raises:
         ValueError: why not, and what to do.
     """
-    if is_image_file(container.image) and not Path(container.image).is_file():
+    if is_image_path(container.image) and not Path(container.image).is_file():
         raise ValueError(
             f"container={container.name}: there is no image {container.image}; make it with `enroot import "
             f"-o {container.image} docker://NAME`, or name another with container.image="
@@ -78,11 +78,11 @@ def image_provenance(container: ContainerConfig) -> dict[str, Any]:
 
     A name in a registry may mean another image tomorrow, and nobody tells its digest here.
     """
-    path = Path(container.image) if is_image_file(container.image) else None
+    path = Path(container.image) if is_image_path(container.image) else None
     return {
         "name": container.name,
         "file": path.name if path else container.image,
-        "sha256": images.inspect_image(path, None).sha256 if path else None,
+        "sha256": images.inspect_image_with_cache_file(path, None).sha256 if path else None,
         "arch": None,
         "runtime": RUNTIME,
         "runtime_version": None,

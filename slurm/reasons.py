@@ -13,56 +13,60 @@ NOT_BY_ITSELF = "does not pass by itself"
 UNTIL_RELEASED = "until somebody releases it"
 
 
-class Remedies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of remedies.yaml, which explains the fields."""
+class RemedyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields to change by SLURM's reasons, from remedies.yaml, which explains them."""
 
-    refuses: dict[str, str]
-    waits: dict[str, str]
-    shared: str
-    held: str
+    field_by_refusal_words: dict[str, str]
+    field_by_waiting_reason: dict[str, str]
+    shared_limit_reasons: str
+    held_reasons: str
 
     def field_to_change(self, reason: str) -> str | None:
         """Return the field to change where this reason does not pass by itself; else None."""
-        fields = (field for pattern, field in self.waits.items() if re.fullmatch(pattern, reason))
-        return next(fields, None)
+        for pattern, field in self.field_by_waiting_reason.items():
+            if re.fullmatch(pattern, reason):
+                return field
+        return None
 
 
 @cache
-def load_remedies() -> Remedies:
+def load_remedy_table() -> RemedyTable:
     """Return the content of remedies.yaml."""
     text = Path(__file__).with_name("remedies.yaml").read_text()
-    return msgspec.convert(yaml.safe_load(text), Remedies)
+    return msgspec.convert(yaml.safe_load(text), RemedyTable)
 
 
-def explain_waiting(reason: str) -> str:
+def explain_pending_reason(reason: str) -> str:
     """Return a waiting job's reason for a person; one that can't pass by itself is followed by its remedy."""
-    remedies = load_remedies()
+    remedies = load_remedy_table()
     word = reason.partition(",")[0]  # what follows names nodes
     if word in ("None", ""):
         return "its turn comes"
-    if re.fullmatch(remedies.held, word):
+    if re.fullmatch(remedies.held_reasons, word):
         return f"{reason}, {UNTIL_RELEASED}: `scontrol release` does, or `cancel` and submit again"
     field = remedies.field_to_change(word)
     if field:
         return f"{reason}, which {NOT_BY_ITSELF}: `cancel` it, change {field}, and submit again"
-    if re.fullmatch(remedies.shared, word):
+    if re.fullmatch(remedies.shared_limit_reasons, word):
         return f"{reason}: as jobs under the same limit end, unless it asks for more than that by itself"
     return reason
 
 
-def explain_refusal(answer: str) -> str:
+def explain_sbatch_refusal(answer: str) -> str:
     """Return a sentence for the answer of an sbatch that refused a job, with the field to change."""
-    remedies = load_remedies()
+    remedies = load_remedy_table()
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.splitlines()]
     message = "; ".join(line for line in lines if line.strip())
     words = re.findall(r"\w+", message)
-    fields = [field for word in words if (field := remedies.field_to_change(word))]
-    signs = [field for sign, field in remedies.refuses.items() if sign in message.lower()]
+    fields = [*filter(None, map(remedies.field_to_change, words))]
+    refusal_fields = [
+        field for sign, field in remedies.field_by_refusal_words.items() if sign in message.lower()
+    ]
     advice = ""
     if fields:
         advice = f"; change {fields[0]}"
-    elif any(re.fullmatch(remedies.shared, word) for word in words):
+    elif any(re.fullmatch(remedies.shared_limit_reasons, word) for word in words):
         advice = "; submit again when some of the jobs under this limit have ended, or fewer at a time"
-    elif signs:
-        advice = f"; change {signs[0]}"
+    elif refusal_fields:
+        advice = f"; change {refusal_fields[0]}"
     return f"SLURM refused the job: {message}{advice}"

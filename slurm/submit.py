@@ -12,8 +12,8 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from slurm import commands, environment, jobs
 from slurm.batch_script import BatchScript
-from slurm.reasons import explain_refusal
-from slurm.task import RunTask
+from slurm.reasons import explain_sbatch_refusal
+from slurm.task import WorkerTask
 
 SBATCH_S = 300  # sbatch tries for two minutes by itself where a controller takes no jobs for a moment
 SETTLE_S = 10.0  # that a job which sbatch has just sent may need to be shown
@@ -37,7 +37,7 @@ class QueuedArray(NamedTuple):
 
 
 def submit_array(
-    tasks: Sequence[RunTask], folder: Path, script: BatchScript, say: Callable[[str], None]
+    tasks: Sequence[WorkerTask], folder: Path, script: BatchScript, say: Callable[[str], None]
 ) -> QueuedArray:
     """Submit one array of SLURM jobs, a job for each task, without waiting for any.
 
@@ -52,7 +52,7 @@ def submit_array(
     ids = [job] if len(tasks) == 1 else [f"{job}_{number}" for number in range(len(tasks))]
     for job_id, task in zip(ids, tasks, strict=True):  # the job waits for these files
         submission = DelayedSubmission(task)
-        submission.set_timeout(int(script.options_given["time"]), 0)
+        submission.set_timeout(int(script.text_by_option["time"]), 0)
         unfinished = folder / f"{job_id}.new"
         submission.dump(unfinished)
         unfinished.rename(JobPaths(folder, job_id).submitted_pickle)
@@ -69,9 +69,9 @@ def submit_script(script: BatchScript, folder: Path, say: Callable[[str], None])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{time.time_ns()}.sh"
     file.write_text(script.text)
-    variables, set_aside = environment.sbatch_variables(script.options_given)
-    if set_aside:
-        say(f"exported, and set aside: {'; '.join(set_aside)}")
+    variables, drop_notes = environment.sbatch_variables(script.text_by_option)
+    if drop_notes:
+        say(f"exported, and set aside: {'; '.join(drop_notes)}")
     job = None
     is_refused = False
     try:
@@ -83,7 +83,7 @@ def submit_script(script: BatchScript, folder: Path, say: Callable[[str], None])
         if process.returncode == 0:
             job = _parse_job_id(process.stdout)
         else:
-            is_refused = not commands.is_no_answer(answer)
+            is_refused = not commands.is_no_answer_message(answer)
     if job is None:
         job = QueuedJob(_look_up_job(file, answer, 0 if is_refused else SETTLE_S), None)
         say(f"SLURM has the job {job.id}, of which sbatch said: {answer}")
@@ -114,5 +114,5 @@ def _look_up_job(script: Path, answer: str, patience_s: float) -> str:
         if job is not None:
             return job
         if time.monotonic() > deadline:
-            raise ValueError(explain_refusal(answer))
+            raise ValueError(explain_sbatch_refusal(answer))
         time.sleep(POLL_S)

@@ -35,34 +35,35 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as to
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class WorkerStart(NamedTuple):
-    """Start of a worker: orders, place and file descriptors."""
+class WorkerStartSpec(NamedTuple):
+    """Specification of the start of a worker: orders, place and file descriptors."""
 
-    orders: str  # the run's file of them
-    folder: Path  # of this start, shared by all its workers
+    orders_file: str
+    start_folder: Path  # of this start of the run, shared by all its workers
     place: WorkerPlace
-    stdout: int  # file descriptors
-    stderr: int
+    stdout_fd: int
+    stderr_fd: int
     interface: str | None = None  # of the network on which workers of this machine meet; None: on several
     enter: Sequence[str] = ()  # words of a program that starts it elsewhere on this machine
 
-    def write_note(self, pid: int) -> None:
+    def write_start_note(self, pid: int) -> None:
         """Write worker<rank>.json, on the process that was started."""
         rank = self.place.rank
-        write_note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node_name())
+        path = self.start_folder / f"worker{rank}.json"
+        write_note_atomically(path, rank=rank, pid=pid, node=environment.node_name())
 
 
 class WorkerCommand(msgspec.Struct, frozen=True):
     """The command that starts the workers of a run, wherever that is. Plain data: it travels as JSON.
 
     Args:
-        command: of a worker; its run's orders and the folder of this start follow it.
+        command: words that start a worker; its run's orders and the folder of this start follow them.
         cwd: where the code is.
-        threads: of each worker.
-        container: that they run in; None: in none.
+        threads: number of threads of each worker.
+        container: container that workers run in; None: in none.
         binds: folders that the container needs.
         gpu: does the run use GPUs?
-        enter: words before it, that put it onto an emulated network.
+        enter: words before the command, that put it onto an emulated network.
     """
 
     command: list[str]
@@ -77,12 +78,14 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         """Return the command line of a worker, in its container, as a shell takes it."""
         return shlex.join(self._wrap(["ORDERS", "FOLDER"], {}, for_display=True))
 
-    def srun_options(self) -> list[str]:
-        """Return further options of srun, where it makes the containers of its tasks."""
-        return container.srun_options(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
+    def srun_pyxis_options(self) -> list[str]:
+        """Return the options by which srun makes the containers of its tasks; none without pyxis."""
+        return container.srun_pyxis_options(
+            self.container, [Path(bind) for bind in self.binds], Path(self.cwd)
+        )
 
     @property
-    def python(self) -> str:
+    def task_python(self) -> str:
         """The Python of SLURM's tasks, each of which starts a worker."""
         if self.container and self.container.python and pyxis.is_pyxis(self.container):
             return self.container.python
@@ -99,48 +102,47 @@ class WorkerCommand(msgspec.Struct, frozen=True):
             for_display,
         )
 
-    def start(self, worker: WorkerStart) -> subprocess.Popen[bytes]:
-        """Start a worker, and write worker<rank>.json into its folder.
+    def start(self, worker: WorkerStartSpec) -> subprocess.Popen[bytes]:
+        """Start a worker.
 
-        It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `open_lifeline`,
-        which enters containers as well. Stop signals wait until it takes them.
+        The worker ends with this process, whatever ends that: by the kernel's hand on Linux, and by
+        `open_lifeline_pipe`, which enters containers as well. Stop signals wait until the worker takes them.
         """
         variables = environment.worker_variables(worker.place, self.threads, worker.interface)
         if worker.interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
         has_runtime = self.container is not None and not pyxis.is_pyxis(self.container)
         blocked = () if has_runtime else STOP_SIGNALS  # a runtime has to take signals itself
-        child = subprocess.Popen(
-            [*worker.enter, *self.enter, *self._wrap([worker.orders, str(worker.folder)], variables)],
+        words = [worker.orders_file, str(worker.start_folder)]
+        return subprocess.Popen(
+            [*worker.enter, *self.enter, *self._wrap(words, variables)],
             cwd=self.cwd,
             env=variables,
-            stdin=open_lifeline(),
-            stdout=worker.stdout,
-            stderr=worker.stderr,
-            preexec_fn=partial(prepare_child_process, os.getpid(), blocked),
+            stdin=open_lifeline_pipe(),
+            stdout=worker.stdout_fd,
+            stderr=worker.stderr_fd,
+            preexec_fn=partial(die_with_parent_and_block_signals, os.getpid(), blocked),
         )
-        worker.write_note(child.pid)
-        return child
 
 
-def start_folder(folder: str) -> Path:
+def current_start_folder(run_folder: str) -> Path:
     """Return the folder of this start of a run, in the folder of all its starts.
 
-    It is one for all workers, and another one once SLURM has requeued the job.
+    All workers have the same; once SLURM has requeued the job, it is another one.
     """
-    return Path(folder) / f"start-{environment.start_name()}"
+    return Path(run_folder) / f"start-{environment.job_start_name()}"
 
 
 class JobSpec(msgspec.Struct, frozen=True):
     """The work of one SLURM job: these runs, one after the other, each with a process per worker."""
 
-    runs: list[str]  # of each the folder of its starts, which holds its orders
+    run_folders: list[str]  # of each run the folder of its starts, which holds its orders
     command: WorkerCommand
-    tasks: int
-    requeues: int  # how often it may go on after a stop
+    num_tasks: int
+    max_requeues: int  # how often the job may go on after a stop
 
     @property
-    def python(self) -> str:
+    def node_python(self) -> str:
         """The Python that the nodes run."""
         return self.command.command[0]
 
@@ -165,21 +167,21 @@ class ExitNote(msgspec.Struct):
 
 
 def write_exit_note(folder: Path, rank: int, code: int) -> None:
-    """Write exit<rank>.json, for `read_exit_codes`."""
-    write_note(folder / f"exit{rank}.json", rank=rank, code=code)
+    """Write exit<rank>.json, for `read_exit_code_by_rank`."""
+    write_note_atomically(folder / f"exit{rank}.json", rank=rank, code=code)
 
 
-def read_exit_codes(folder: Path) -> dict[int, int]:
+def read_exit_code_by_rank(start_folder: Path) -> dict[int, int]:
     """Return exit codes by rank, negative for a signal, of the workers that ended by themselves."""
     code_by_rank = {}
-    for path in folder.glob("exit*.json"):
+    for path in start_folder.glob("exit*.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # of a damaged note nothing is known
             note = msgspec.json.decode(path.read_bytes(), type=ExitNote)
             code_by_rank[note.rank] = note.code
     return code_by_rank
 
 
-def write_note(path: Path, **content: Any) -> None:
+def write_note_atomically(path: Path, **content: Any) -> None:
     """Write a note that is either whole or not there."""
     part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     part.write_text(json.dumps(content))
@@ -187,27 +189,27 @@ def write_note(path: Path, **content: Any) -> None:
 
 
 @cache
-def open_lifeline() -> int:
-    """Return the standard input of workers: nothing comes from it, and it ends when this process does."""
-    reading, _writing = os.pipe()
-    return reading
+def open_lifeline_pipe() -> int:
+    """Return a silent descriptor for the standard input of workers, which ends when this process does."""
+    read_fd, _write_fd = os.pipe()
+    return read_fd
 
 
-def prepare_child_process(parent: int, blocked: Sequence[signal.Signals]) -> None:
-    """Prepare a process after fork: let Linux kill it when its parent ends; block these signals."""
+def die_with_parent_and_block_signals(parent_pid: int, blocked: Sequence[signal.Signals]) -> None:
+    """Let Linux kill this process when its parent ends, and block these signals; called after fork."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before it could be watched
+        if os.getppid() != parent_pid:  # it ended before it could be watched
             os.kill(os.getpid(), signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
 
 @contextlib.contextmanager
-def keep_loaded_objects() -> Iterator[None]:
-    """Keep for good what is loaded inside the block: Python never looks for garbage in it.
+def exclude_loaded_objects_from_gc() -> Iterator[None]:
+    """Exclude what is loaded inside the block from garbage collection, for good.
 
-    Looking now takes a sixth of torch's time to load; in the middle of a step, it would make the step late.
+    Collecting now takes a sixth of torch's time to load; in the middle of a step, it would delay the step.
     """
     gc.disable()
     try:
@@ -220,18 +222,18 @@ def keep_loaded_objects() -> Iterator[None]:
 # A worker ends when its starter does, whatever ends that: nobody would watch it any more, or stop it.
 
 
-def exit_when_stdin_closes() -> None:
-    """End a worker of our own starters, whose standard input, `open_lifeline`, ends with them."""
-    exit_after(_wait_for_end_of_input)
+def kill_self_when_stdin_closes() -> None:
+    """Kill this process, later, when its standard input, `open_lifeline_pipe`, ends with its starter."""
+    kill_self_after(_wait_for_end_of_input)
 
 
-def exit_with_parent() -> None:
-    """End with the process that started this one, as torchrun, mpirun or srun did."""
-    exit_after(partial(_wait_for_process, os.getppid()))
+def kill_self_when_parent_ends() -> None:
+    """Kill this process, later, when the one that started it ends: torchrun, mpirun or srun."""
+    kill_self_after(partial(_wait_for_process, os.getppid()))
 
 
-def exit_after(wait: Callable[[], None]) -> None:
-    """End this process when `wait`, called in a thread, returns; it takes no time until then."""
+def kill_self_after(wait: Callable[[], None]) -> None:
+    """Kill this process when `wait`, called in a thread, returns; takes no time until then."""
 
     def watch() -> None:
         wait()

@@ -74,7 +74,7 @@ def rules_are_registered(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def workers_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers begin from a process that has loaded torch, but where starting them is what is tested."""
     if request.node.get_closest_marker("own_processes") is None:
-        monkeypatch.setattr(local, "can_be_forked", lambda *_: True)
+        monkeypatch.setattr(local, "can_fork_workers", lambda *_: True)
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     verdict: Verdict
     subject: str
     text: str
-    fields: Mapping[str, Any] = {}
+    suggested_fields: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -82,46 +82,48 @@ def judge_cluster(observed: ClusterObservations) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(observed)]
 
 
-def _check_probes(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_probes(observed: ClusterObservations) -> Iterator[Finding]:
     for node in observed.nodes:
         if not node.is_usable:
             yield Finding("note", node.name, f"not asked: SLURM has it as {node.state}")
     for node_probe in observed.probes:
         if not node_probe.has_all_facts:
-            yield Finding(_fault_verdict(node_probe.why), node_probe.node, node_probe.why)
+            yield Finding(_fault_verdict(node_probe.why_missing), node_probe.node, node_probe.why_missing)
     names = sorted({facts.node for facts in observed.facts})
     if names:
         yield Finding("works", "results", f"what nodes write is seen here: {', '.join(names)}")
 
 
-def _check_python(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_python(observed: ClusterObservations) -> Iterator[Finding]:
     fields = {"python": observed.cluster.python} if observed.cluster and observed.cluster.python else {}
-    for version, nodes in observed.node_names_by_fact(lambda facts: facts.python).items():
+    for version, nodes in observed.node_names_by_fact(lambda facts: facts.python_version).items():
         yield Finding("works", "Python", f"{version} on {nodes}", fields)
 
 
-def _check_containers(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_containers(observed: ClusterObservations) -> Iterator[Finding]:
     wanted = observed.config.container
     if observed.container_fault:
         yield Finding("FAULT", "container", f"on this machine: {observed.container_fault}")
-    for why, nodes in observed.node_names_by_fact(lambda facts: facts.container).items():
+    for why, nodes in observed.node_names_by_fact(lambda facts: facts.container_error).items():
         if why:
             yield Finding("FAULT", "container", f"{nodes}: {why}")
         elif isinstance(wanted, Container):
             yield Finding("works", "container", f"container={wanted.name} starts on {nodes}")
     if not isinstance(wanted, Container):
-        for runtime, nodes in observed.node_names_by_fact(lambda facts: facts.runtime).items():
+        for runtime, nodes in observed.node_names_by_fact(lambda facts: facts.container_runtime).items():
             there = f"{runtime or 'neither apptainer nor singularity'} is there"
             yield Finding("works", "container", f"none was asked for; {there}, on {nodes}")
 
 
-def _check_network(observed: ClusterObservations) -> Iterator[Finding]:
-    for address, nodes in observed.node_names_by_fact(lambda facts: " and ".join(facts.name)).items():
+def _judge_network(observed: ClusterObservations) -> Iterator[Finding]:
+    for address, nodes in observed.node_names_by_fact(
+        lambda facts: " and ".join(facts.hostname_addresses)
+    ).items():
         if observed.cluster and (not address or address.startswith("127.")):
             means = f"own name resolves to {address or 'nothing'}"
             text = f"of {nodes}: their {means}, so workers go by the interface that reaches the others"
             yield Finding("note", "names", text)
-    for why, nodes in observed.node_names_by_fact(lambda facts: facts.closed).items():
+    for why, nodes in observed.node_names_by_fact(lambda facts: facts.closed_ports_warning).items():
         if why:
             yield Finding("note", "ports", f"{nodes}: {why}")
     group = observed.group_test
@@ -138,7 +140,7 @@ def _check_network(observed: ClusterObservations) -> Iterator[Finding]:
     yield Finding("works", "network", f"{workers} meet{by}", fields)
 
 
-def _check_cores(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_cores(observed: ClusterObservations) -> Iterator[Finding]:
     for node_probe in observed.probes:
         cores_by_worker = [set(facts.cores) for facts in node_probe.facts]
         threads = max((_count_cpus(core) for cores in cores_by_worker for core in cores), default=1)
@@ -160,7 +162,7 @@ def _check_cores(observed: ClusterObservations) -> Iterator[Finding]:
             return
 
 
-def _check_exclusive(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_exclusive(observed: ClusterObservations) -> Iterator[Finding]:
     if observed.cluster is None:
         return
     is_alone_by_node = {node_probe.node: node_probe.is_alone for node_probe in observed.probes}
@@ -177,7 +179,7 @@ def _check_exclusive(observed: ClusterObservations) -> Iterator[Finding]:
             yield Finding("note", "exclusive", text, {"exclusive": False})
 
 
-def _check_gpus(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_gpus(observed: ClusterObservations) -> Iterator[Finding]:
     if observed.config.device != "cuda":
         return
     wanted = observed.config.cluster.gpu
@@ -185,7 +187,7 @@ def _check_gpus(observed: ClusterObservations) -> Iterator[Finding]:
         if not node_probe.facts:
             continue
         gpus_by_worker = [facts.assigned_gpus() for facts in node_probe.facts]
-        models = sorted({model for facts in node_probe.facts for model in facts.gpus.values()})
+        models = sorted({model for facts in node_probe.facts for model in facts.model_by_bus_id.values()})
         count = len({gpu for assigned in gpus_by_worker for gpu in assigned})
         if not all(gpus_by_worker) or count < len(gpus_by_worker):
             seen = f"{len(gpus_by_worker)} workers see {count} GPUs"
@@ -203,24 +205,24 @@ def _check_gpus(observed: ClusterObservations) -> Iterator[Finding]:
             yield Finding("FAULT", node_probe.node, text)
 
 
-def _check_locks(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_locks(observed: ClusterObservations) -> Iterator[Finding]:
     for lock, nodes in observed.node_names_by_fact(lambda facts: facts.lock).items():
         verdict, text = LOCK_FINDINGS.get(lock, UNOPENED)
         yield Finding(verdict, "locks", text.format(nodes=nodes, lock=lock))
 
 
-def _check_clocks(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_clocks(observed: ClusterObservations) -> Iterator[Finding]:
     for node_probe in observed.probes:
         for facts in node_probe.facts[:1]:
-            slow_s = node_probe.submitted_at - facts.at
-            fast_s = facts.at - node_probe.seen_at
+            slow_s = node_probe.submitted_at - facts.epoch_s
+            fast_s = facts.epoch_s - node_probe.seen_at
             if max(slow_s, fast_s) > MAX_CLOCK_OFFSET_S:
                 offset = f"{max(slow_s, fast_s):.0f} s {'slow' if slow_s > fast_s else 'fast'}"
                 text = f"its clock is at least {offset}; times in records are off by as much (chrony)"
                 yield Finding("note", node_probe.node, text)
 
 
-def _check_limits(observed: ClusterObservations) -> Iterator[Finding]:
+def _judge_limits(observed: ClusterObservations) -> Iterator[Finding]:
     cluster = observed.cluster
     if cluster is None:
         return
@@ -231,7 +233,7 @@ def _check_limits(observed: ClusterObservations) -> Iterator[Finding]:
             yield Finding("FAULT", "arrays", f"{text}{limit}", {"max_array": limit})
         else:
             yield Finding("works", "arrays", f"of up to {limit} jobs", {"max_array": limit})
-    limit_min = max((node.limit_min for node in observed.nodes), default=math.inf)
+    limit_min = max((node.time_limit_min for node in observed.nodes), default=math.inf)
     if cluster.time_min > limit_min:
         text = (
             f"time_min={cluster.time_min} is more than the partition's {limit_min:g} minutes; say time_min: "
@@ -243,8 +245,8 @@ def _check_limits(observed: ClusterObservations) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[ClusterObservations], Iterable[Finding]], ...] = (
-    _check_probes, _check_python, _check_containers, _check_network, _check_cores, _check_exclusive,
-    _check_gpus, _check_locks, _check_clocks, _check_limits,
+    _judge_probes, _judge_python, _judge_containers, _judge_network, _judge_cores, _judge_exclusive,
+    _judge_gpus, _judge_locks, _judge_clocks, _judge_limits,
 )  # fmt: skip
 
 

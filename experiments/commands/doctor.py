@@ -55,7 +55,7 @@ def doctor(
     findings = judge_cluster(observed)
     for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)):
         print(f"{finding.verdict:5}  {finding.subject:{SUBJECT_COLUMNS}} {finding.text}")
-    fields = dict(field for finding in findings for field in finding.fields.items())
+    fields = dict(field for finding in findings for field in finding.suggested_fields.items())
     new_fields = {
         field: value for field, value in fields.items() if config.get_setting(f"cluster.{field}") != value
     }
@@ -105,7 +105,7 @@ def _observe_cluster(
     well = [
         probe.node
         for probe in probes
-        if probe.has_all_facts and not any(facts.container for facts in probe.facts)
+        if probe.has_all_facts and not any(facts.container_error for facts in probe.facts)
     ]
     group = None
     if well:

@@ -58,7 +58,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     check_runs_are_for_slurm(planned)
     in_blocks = planned[0].config.launch.block
     if sbatch:
-        arrays = group_into_arrays(planned, in_blocks)
+        arrays = group_into_arrays(planned, one_job_per_group=in_blocks)
         print("\n".join(sbatch_script_previews(arrays, folders, f"{name}-001")))
         return 0
     for requirement in describe_missing_requirements(planned):
@@ -67,7 +67,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     print(f"{name} on {planned[0].config.cluster.name}: {len(planned)} runs, {len(todo)} not measured yet")
     labels = label_by_run_id(todo)
     model = ClusterCostModel(load_all_runs(folders)) if todo else None
-    for number, array in enumerate(group_into_arrays(todo, in_blocks)):
+    for number, array in enumerate(group_into_arrays(todo, one_job_per_group=in_blocks)):
         _print_array(number, array, labels)
         if model is not None:
             print(f"    {model.describe_expected_node_hours(array)}")

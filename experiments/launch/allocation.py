@@ -32,20 +32,20 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     Raises:
         ValueError: this is no allocation, or not one for these runs.
     """
-    here = environment.current_allocation()
-    if here is None:
+    allocation = environment.current_allocation()
+    if allocation is None:
         raise ValueError(
             "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use "
             "`submit`, and on this machine `run`"
         )
     num_slots = environment.count_task_slots()
-    if num_slots not in (None, here.tasks):
+    if num_slots not in (None, allocation.tasks):
         raise ValueError(
-            f"the job has places for {num_slots} tasks on {here.nodes} nodes, by --ntasks-per-node and its "
-            f"like, but --ntasks={here.tasks}, which the script asks for where you do not: give sbatch "
-            f"--ntasks={num_slots} too"
+            f"the job has places for {num_slots} tasks on {allocation.nodes} nodes, by --ntasks-per-node and "
+            f"its like, but --ntasks={allocation.tasks}, which the script asks for where you do not: give "
+            f"sbatch --ntasks={num_slots} too"
         )
-    all_words = _add_allocation_words(words, here)
+    all_words = _add_allocation_words(words, allocation)
     _check_clusters(all_words)
     job = environment.current_job_id()
     folders = ResultFolders()
@@ -54,15 +54,15 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         attach_claim_rules(plan_runs_with_data(configs, say), all_words)
     )
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
-    for workers in {run.config.num_processes for run in planned} - {here.tasks}:
+    for workers in {run.config.num_processes for run in planned} - {allocation.tasks}:
         raise ValueError(
-            f"workers={workers} were asked for, but this allocation has {here.tasks} tasks; ask "
+            f"workers={workers} were asked for, but this allocation has {allocation.tasks} tasks; ask "
             f"sbatch for --ntasks={workers}, or leave out workers="
         )
     selected = select_runs_and_close_dead_attempts(planned, folders, say, own_job=job)
     say(
-        f"{len(planned)} runs, {len(selected)} to make on {here.nodes} nodes x "
-        f"{here.tasks // here.nodes} workers"
+        f"{len(planned)} runs, {len(selected)} to make on {allocation.nodes} nodes x "
+        f"{allocation.tasks // allocation.nodes} workers"
     )
     if not selected:
         return 0
@@ -81,15 +81,15 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     spec = job_spec(started, folders, code)
     path = folder / "task0.json"
     spec.write(path)
-    SweepFile(folder, words, None).write_array(folder.name, "", here, None, [started], [job])
-    if job_hooks.prepare_job_or_requeue(spec) == job_hooks.LEAVE:
+    SweepFile(folder, words, None).write_array(folder.name, "", allocation, None, [started], [job])
+    if job_hooks.prepare_job_or_requeue(spec) == job_hooks.HookExitCode.LEAVE:
         return 0
     command = [
         "srun",
         "--unbuffered",
         "--export=ALL,PYTHONDONTWRITEBYTECODE=1",  # as code_version.WITHOUT_BYTECODE
-        f"--ntasks={here.tasks}",
-        f"--cpus-per-task={here.cpus_per_task}",
+        f"--ntasks={allocation.tasks}",
+        f"--cpus-per-task={allocation.cpus_per_task}",
         *spec.command.srun_pyxis_options(),
         *(spec.command.task_python, "-u", "-m", "slurm.task", str(path)),
     ]
@@ -108,7 +108,7 @@ def _check_clusters(words: Sequence[str]) -> None:
             raise ValueError(f"cluster={cluster.name} is no SLURM cluster, but this is one")
 
 
-def _add_allocation_words(words: Sequence[str], here: environment.Allocation) -> list[str]:
+def _add_allocation_words(words: Sequence[str], allocation: environment.Allocation) -> list[str]:
     """Return the words, and those that follow from the allocation where they say nothing of it."""
     keys = {word.partition("=")[0] for word in words}
     if "cluster.more_sbatch" in keys:
@@ -118,8 +118,8 @@ def _add_allocation_words(words: Sequence[str], here: environment.Allocation) ->
         )
     value_by_key = {
         "cluster": "generic_slurm",
-        "workers": str(here.tasks),
-        "cluster.workers_per_node": str(here.tasks // here.nodes),
-        "cluster.cpus_per_worker": str(here.cpus_per_task),
+        "workers": str(allocation.tasks),
+        "cluster.workers_per_node": str(allocation.tasks // allocation.nodes),
+        "cluster.cpus_per_worker": str(allocation.cpus_per_task),
     }
     return [*words, *(f"{key}={value}" for key, value in value_by_key.items() if key not in keys)]

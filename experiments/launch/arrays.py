@@ -21,7 +21,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import worker_command
 from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
 from slurm import environment
-from slurm.batch_script import UNPICKLE, BatchScript, log_name
+from slurm.batch_script import UNPICKLE, BatchScript, log_name_pattern
 from slurm.worker_process import WorkerCommand
 
 EQUAL_OPTIONS = ("partition", "account", "qos", "constraint", "comment", "reservation")  # named alike in both
@@ -59,7 +59,7 @@ class JobArray:
     jobs: list[list[PlannedRun]]
 
     @property
-    def python(self) -> str:
+    def node_python(self) -> str:
         """The Python that the nodes run."""
         return self.cluster.python or sys.executable
 
@@ -78,9 +78,9 @@ class JobArray:
         """Return the options of sbatch by name; None for those that are left out.
 
         Args:
-            folder: of the array's logs.
+            folder: folder of the array's logs.
             cwd: the job's working directory, with the code.
-            ledger: of nodes to avoid, in addition to those of the cluster's description.
+            ledger: file of nodes to avoid, in addition to those of the cluster's description.
 
         Raises:
             ValueError: a word of the cluster's description would replace one of them.
@@ -88,8 +88,8 @@ class JobArray:
         cluster = self.cluster
         num_gpus = self.shape.gpus_per_node
         num_jobs = len(self.jobs)
-        log = folder / log_name(num_jobs, task="0")
-        excluded = [*filter(None, [cluster.exclude]), *unreliable_nodes(ledger, self.python)]
+        log = folder / log_name_pattern(num_jobs, task="0")
+        excluded = [*filter(None, [cluster.exclude]), *unreliable_nodes(ledger, self.node_python)]
         options: dict[str, str | int | None] = {
             "job-name": name,
             "chdir": str(cwd),
@@ -122,18 +122,18 @@ class JobArray:
             further[option] = value if equals else True
         return options | further
 
-    def script(self, name: str, folder: Path, ledger: Path, worker: WorkerCommand) -> BatchScript:
-        """Return the script of the array.
+    def batch_script(self, name: str, folder: Path, ledger: Path, worker: WorkerCommand) -> BatchScript:
+        """Return the script for sbatch of the whole array.
 
         Args:
-            folder: of the array, with the spec of each job, and for its logs.
-            ledger: of nodes that failed.
-            worker: starts the workers of its runs.
+            folder: folder of the array, with the spec of each job, and for its logs.
+            ledger: file of nodes that failed.
+            worker: command that starts the workers of the array's runs.
         """
         # Of an array each job has its own number, of a single job there is none.
         spec = f"{shlex.quote(str(folder))}/task${{SLURM_ARRAY_TASK_ID:-0}}.json"
-        python = shlex.quote(self.python)
-        log = folder / log_name(len(self.jobs), task="%t")
+        python = shlex.quote(self.node_python)
+        log = folder / log_name_pattern(len(self.jobs), task="%t")
         return BatchScript(
             options=self.sbatch_options(name, folder, Path(worker.cwd), ledger),
             setup=[
@@ -149,10 +149,10 @@ class JobArray:
                 f"--error={log}.err",
                 "--export=ALL",
                 f"--cpus-per-task={self.shape.cpus_per_task}",
-                *worker.srun_options(),
+                *worker.srun_pyxis_options(),
                 *self.cluster.srun,
             ],
-            command=[worker.python, "-u", "-c", UNPICKLE, str(folder)],
+            command=[worker.task_python, "-u", "-c", UNPICKLE, str(folder)],
             teardown=[f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
         )
 
@@ -180,11 +180,11 @@ def job_shape(cluster: SlurmCluster, config: Config) -> JobShape:
     return JobShape(nodes, per_node, cluster.cpus_per_worker, per_node if config.device == "cuda" else 0)
 
 
-def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
+def group_into_arrays(planned: Sequence[PlannedRun], *, one_job_per_group: bool) -> list[JobArray]:
     """Return runs grouped by what they ask SLURM for, in arrays that do not exceed the cluster's limit.
 
     Args:
-        block: one job carries out all runs of a group, one after the other.
+        one_job_per_group: one job carries out all runs of a group, one after the other.
     """
     runs_by_request: dict[str, list[PlannedRun]] = {}
     for run in planned:
@@ -197,7 +197,7 @@ def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArr
         cluster = group[0].config.cluster
         assert isinstance(cluster, SlurmCluster), cluster
         shape = job_shape(cluster, group[0].config)
-        jobs = [shuffle_runs(group)] if block else [[run] for run in group]
+        jobs = [shuffle_runs_within_repetitions(group)] if one_job_per_group else [[run] for run in group]
         size = cluster.max_array
         for start in range(0, len(jobs), size):
             arrays.append(JobArray(cluster, shape, jobs[start : start + size]))
@@ -206,8 +206,8 @@ def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArr
     return arrays
 
 
-def shuffle_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs in the order for one allocation: by repetition, the methods of each in random order.
+def shuffle_runs_within_repetitions(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs in the order for one allocation: by repetition, each repetition in random order.
 
     Within a repetition runs compare on the same nodes at about the same time; a drift falls on each method
     alike in the mean. The order follows from the runs, so that planning it again gives the same.
@@ -218,7 +218,7 @@ def shuffle_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return sorted((run_by_id[name] for name in ids), key=lambda run: run.config.seed)
 
 
-def sbatch_texts(arrays: Sequence[JobArray], folders: ResultFolders, name: str) -> list[str]:
+def sbatch_script_previews(arrays: Sequence[JobArray], folders: ResultFolders, name: str) -> list[str]:
     """Return the scripts that `submit` would hand to sbatch, each with comments below it.
 
     These name what a person has exported for sbatch, and what each task starts as a worker.
@@ -228,9 +228,10 @@ def sbatch_texts(arrays: Sequence[JobArray], folders: ResultFolders, name: str) 
     for number, array in enumerate(arrays):
         folder = folders.sweeps / name / f"a{number}"
         worker = worker_command(array.jobs[0][0], folders, code)
-        script = array.script(f"{name}-a{number}", folder, folders.scratch / LEDGER_FILE, worker)
+        script = array.batch_script(f"{name}-a{number}", folder, folders.scratch / LEDGER_FILE, worker)
         comments = [
-            f"Exported for sbatch: {word}" for word in environment.exported_options(script.options_given)
+            f"Exported for sbatch: {word}"
+            for word in environment.exported_sbatch_options(script.text_by_option)
         ]
         comments += ["Each task of srun starts a worker:", worker.format_for_display()]
         texts.append(script.text + "".join(f"\n# {comment}" for comment in comments) + "\n")

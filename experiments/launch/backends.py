@@ -10,48 +10,51 @@ from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.local import LocalBackend
-from experiments.launch.progress_bar import ProgressBar, labels_by_run
+from experiments.launch.progress_bar import ProgressBar, label_by_run_id
 from experiments.launch.submission import SlurmBackend
 
 POLL_S = 0.1
 
 
 def execute_runs(
-    missing: Sequence[PlannedRun],
+    planned: Sequence[PlannedRun],
     folders: ResultFolders,
-    name: str,
+    sweep_name: str,
     words: Sequence[str],
     force: bool = False,
-    after: Callable[[], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> None:
     """Carry out runs, on this machine and by SLURM, and show their progress.
 
     Args:
-        after: called when more runs are done, while others go on.
+        on_progress: called when more runs are done, while others go on.
 
     Raises:
-        RunFailed: a run that did not end well, when all the others have ended; at once where what ended it
-            would end those that wait on this machine as well.
-        Interrupted: by a signal; jobs of a cluster are left alone.
+        RunFailed: a run did not end well; raised when all the others have ended, or at once where what ended
+            it would end those that wait on this machine as well.
+        CommandInterrupted: a signal came; jobs of a cluster are left alone.
     """
-    on_slurm = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
-    on_this_machine = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
-    progress = ProgressBar(labels_by_run(missing))
+    on_slurm = [run for run in planned if isinstance(run.config.cluster, SlurmCluster)]
+    on_this_machine = [run for run in planned if not isinstance(run.config.cluster, SlurmCluster)]
+    progress = ProgressBar(label_by_run_id(planned))
     backends: list[LocalBackend | SlurmBackend] = []
     with contextlib.ExitStack() as sessions:
         sessions.callback(progress.close)
         # SLURM first: what waits for it ends on any signal, which `LocalBackend` only passes to its workers.
         if on_slurm:
-            backends.append(SlurmBackend(on_slurm, folders, progress, name, words, force))
+            backends.append(SlurmBackend(on_slurm, folders, progress, sweep_name, words, force))
         if on_this_machine:
             backends.append(LocalBackend(on_this_machine, folders, progress, force))
         for backend in backends:
             sessions.enter_context(backend.session())
         num_reported = 0
-        while unfinished := list(filter(None, [backend.poll() for backend in backends])):
+        while True:
+            unfinished = list(filter(None, [backend.poll() for backend in backends]))
+            if not unfinished:
+                break
             running = [run for runs in unfinished for run in runs.running]
-            progress.show(running, sum(runs.num_waiting for runs in unfinished))
-            if after and progress.num_done > num_reported:
+            progress.update(running, sum(runs.num_waiting for runs in unfinished))
+            if on_progress and progress.num_done > num_reported:
                 num_reported = progress.num_done
-                after()
+                on_progress()
             time.sleep(POLL_S)

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from slurm import environment
 from slurm.environment import WorkerPlace
 from slurm.local import WorkerStarter
-from slurm.worker_process import WorkerCommand, WorkerStart, exit_after
+from slurm.worker_process import WorkerCommand, WorkerStartSpec, kill_self_after
 
 PRELOADED_MODULE = "experiments.worker.preload"
 
 
-def forking_starter(command: WorkerCommand) -> WorkerStarter:
-    """Return a starter that forks the workers of this command, where that is possible; else the command.
+def forking_starter_or_command(command: WorkerCommand) -> WorkerStarter:
+    """Return a starter that forks the workers of a command, where that is possible; else the command.
 
     Workers with an environment of their own are not forked: in a container, on a GPU, with another Python.
     """
@@ -42,26 +42,24 @@ class ForkingStarter(NamedTuple):
 
     command: WorkerCommand
 
-    def start(self, worker: WorkerStart) -> ForkedWorker:
-        """Start a worker; it ends with this process. See `WorkerCommand.start`."""
+    def start(self, worker: WorkerStartSpec) -> ForkedWorker:
+        """Fork a worker, which ends with this process. See `WorkerCommand.start`."""
         assert not worker.enter, "only a program of its own can enter another network"
         variables = environment.worker_variables(worker.place, self.command.threads, worker.interface)
         variables["CUDA_VISIBLE_DEVICES"] = ""
-        process = start_fork_server(self.command.threads).Process(
+        process = ensure_fork_server(self.command.threads).Process(
             target=_run_worker,
             args=(
                 variables,
                 self.command.cwd,
-                worker.orders,
-                str(worker.folder),
-                _PassedDescriptor(worker.stdout),
-                _PassedDescriptor(worker.stderr),
+                worker.orders_file,
+                str(worker.start_folder),
+                _PassedDescriptor(worker.stdout_fd),
+                _PassedDescriptor(worker.stderr_fd),
             ),
         )
         process.start()
-        forked = ForkedWorker(process)
-        worker.write_note(forked.pid)
-        return forked
+        return ForkedWorker(process)
 
 
 class ForkedWorker(NamedTuple):
@@ -109,14 +107,15 @@ def _detach_descriptor(passed: Any) -> int:
 
 
 @cache
-def start_fork_server(threads: int) -> ForkServerContext:
-    """Start the process that workers are forked from, once.
+def ensure_fork_server(threads: int) -> ForkServerContext:
+    """Start the process that workers are forked from, unless it runs already.
 
-    It has the environment of the first worker, for libraries look at their variables when they are loaded.
+    That process has the environment of the first worker, for libraries look at their variables when they are
+    loaded.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED_MODULE])
-    own_variables = dict(os.environ)
+    previous_variables = dict(os.environ)
     os.environ.update(
         environment.worker_variables(WorkerPlace(0, 1, 0), threads, None), CUDA_VISIBLE_DEVICES=""
     )
@@ -124,7 +123,7 @@ def start_fork_server(threads: int) -> ForkServerContext:
         forkserver.ensure_running()
     finally:
         os.environ.clear()
-        os.environ.update(own_variables)
+        os.environ.update(previous_variables)
     return context
 
 
@@ -145,4 +144,4 @@ def _run_worker(
     os.chdir(cwd)
     starter = multiprocessing.parent_process()
     assert starter is not None, "a worker is somebody's"
-    sys.exit(main(Path(orders), Path(folder), lambda: exit_after(starter.join)))
+    sys.exit(main(Path(orders), Path(folder), lambda: kill_self_after(starter.join)))

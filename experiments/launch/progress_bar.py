@@ -56,24 +56,24 @@ class ProgressBar:
     """A display of the running runs: steps, loss or accuracy, time left; and of the number of runs done.
 
     Args:
-        labels: what people call each run, by its id.
+        label_by_run_id: what people call each run.
         clock: returns a time in seconds.
     """
 
     def __init__(
         self,
-        labels: Mapping[str, str],
+        label_by_run_id: Mapping[str, str],
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.labels = labels
+        self.label_by_run_id = label_by_run_id
         self.stream = stream or sys.stderr
         self.clock = clock
         self.num_done = 0
         self.num_steps_by_run: dict[str, int] = {}
         self.last_shown_s = clock()
         console = Console(file=unwrap_terminal(self.stream), highlight=False, markup=False, emoji=False)
-        self.is_live = self.stream.isatty() and not console.is_dumb_terminal and bool(labels)
+        self.is_live = self.stream.isatty() and not console.is_dumb_terminal and bool(label_by_run_id)
         label_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.table = RunTable(
             TextColumn("{task.description}", markup=False, table_column=label_column),
@@ -100,28 +100,28 @@ class ProgressBar:
             else:
                 print(line, file=self.stream, flush=True)
 
-    def report_done(self, run: str, diverged: str = "") -> None:
-        """Count a run as done and print its name, and why it diverged if it did."""
+    def report_run_done(self, run_id: str, why_diverged: str = "") -> None:
+        """Count a run as done and print its id, and why it diverged if it did."""
         self.num_done += 1
-        label = self.labels.get(run)
-        line = f"[{self.num_done}/{len(self.labels)}] {run}" + (f": {label}" if label else "")
-        self.say(f"{line}; it diverged: {diverged}" if diverged else line)
+        label = self.label_by_run_id.get(run_id)
+        line = f"[{self.num_done}/{len(self.label_by_run_id)}] {run_id}" + (f": {label}" if label else "")
+        self.say(f"{line}; it diverged: {why_diverged}" if why_diverged else line)
 
-    def show(self, running: Sequence[RunProgress], num_waiting: int) -> None:
-        """Note the progress of the running runs, and print it if enough time has passed."""
+    def update(self, running: Sequence[RunProgress], num_waiting: int) -> None:
+        """Note the progress of the running runs, and draw or print it if enough time has passed."""
         for task in self.table.tasks:
             task.visible = False
         for run, progress in running:
             if run not in self.task_by_run:
-                self.task_by_run[run] = self._add_task(self.labels.get(run, run))
+                self.task_by_run[run] = self._add_task(self.label_by_run_id.get(run, run))
             task = self.task_by_run[run]
             num_steps = progress.steps or 0
             self.table.update(task.id, total=num_steps or 1, completed=progress.step)
             task.visible = (run, progress) in running[:LISTED]
-            task.fields["steps"] = format_steps(progress)
-            task.fields["quality"] = format_quality(progress)
+            task.fields["steps"] = format_step_count(progress)
+            task.fields["quality"] = format_accuracy_or_loss(progress)
             task.fields["time_left"] = format_time_left(task, max(0, num_steps - progress.step))
-        summary = f"{self.num_done} of {len(self.labels)} done, {num_waiting} waiting"
+        summary = f"{self.num_done} of {len(self.label_by_run_id)} done, {num_waiting} waiting"
         summary += self._describe_time_left(running)
         elapsed_s = self.clock() - self.last_shown_s
         if self.is_live and elapsed_s >= DRAW_S:
@@ -159,15 +159,15 @@ class ProgressBar:
         if not num_known:
             return ""
         mean_steps = sum(self.num_steps_by_run.values()) / num_known
-        steps_in_all = round(mean_steps * max(len(self.labels), num_known))
+        steps_in_all = round(mean_steps * max(len(self.label_by_run_id), num_known))
         if steps_done > steps_in_all:
             return ", until the ratios are known or the time is over"
         time_left = format_time_left(self.total, steps_in_all - steps_done)
         return f", about {time_left} left" if time_left else ""
 
 
-def labels_by_run(runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """Return the values that vary among runs as a label for each, by its id."""
+def label_by_run_id(runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """Return a label for each run, the values in which it differs from the others, by run id."""
     configs = [run.config for run in runs]
     return dict(zip(map(run_id, configs), label_configs(configs), strict=True))
 
@@ -190,14 +190,14 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def format_steps(progress: Progress) -> str:
+def format_step_count(progress: Progress) -> str:
     """Return the number of steps done, and of how many."""
     if not progress.steps:
         return f"{progress.step:,}" if progress.step else "starting"
     return f"{progress.step:,}/{progress.steps:,}"
 
 
-def format_quality(progress: Progress) -> str:
+def format_accuracy_or_loss(progress: Progress) -> str:
     """Return the newest accuracy, or the loss where no accuracy is measured."""
     if progress.top1 is not None:
         return f"top-1 {progress.top1:.1f} %"

@@ -23,7 +23,7 @@ def addresses_by_interface() -> dict[str, list[str]]:
     return {name: listed for name, listed in addresses_by_name.items() if listed}
 
 
-def addresses_of_hostname() -> list[str]:
+def hostname_addresses() -> list[str]:
     """Return the addresses that this host's own name resolves to.
 
     On Debian's default 127.0.1.1, and nothing where no name service knows the name.
@@ -34,7 +34,7 @@ def addresses_of_hostname() -> list[str]:
         return []
 
 
-def list_addresses(interface: str | None) -> list[str]:
+def list_addresses_by_preference(interface: str | None) -> list[str]:
     """Return this machine's IPv4 addresses: the interface's first, then its name's, then all others.
 
     Loopback leads another machine to itself, so it stands there only alone, or if it was asked for.
@@ -50,7 +50,7 @@ def list_addresses(interface: str | None) -> list[str]:
         )
     preferred = addresses_by_name[interface] if interface else []
     others = [
-        *addresses_of_hostname(),
+        *hostname_addresses(),
         *(address for listed in addresses_by_name.values() for address in listed),
     ]
     reachable = [address for address in others if not address.startswith(LOOPBACK)]
@@ -100,7 +100,7 @@ def ephemeral_ports() -> range | None:
     return range(first, last + 1)
 
 
-def warn_of_closed_ports(ports: range | None) -> str:
+def closed_ports_warning(ports: range | None) -> str:
     """Return a warning where workers will take other ports than the open ones; empty where they will not."""
     kernel_range = ephemeral_ports()
     if (

@@ -25,7 +25,7 @@ class WorkerCores(NamedTuple):
     def from_this_process(cls, threads: int) -> WorkerCores:
         """Return the cores that the system leaves to this process; none where it does not say."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        return cls(platform.node(), threads, sorted({sibling_cpus(cpu) for cpu in cpus}))
+        return cls(platform.node(), threads, sorted({sibling_cpu_list(cpu) for cpu in cpus}))
 
 
 def cpu_model() -> str:
@@ -38,7 +38,7 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def sibling_cpus(cpu: int) -> str:
+def sibling_cpu_list(cpu: int) -> str:
     """Return the CPUs of a CPU's core, as Linux lists them; the CPU alone, where it does not."""
     try:
         return Path(SIBLINGS.format(cpu)).read_text().strip()
@@ -46,7 +46,7 @@ def sibling_cpus(cpu: int) -> str:
         return str(cpu)
 
 
-def assignable_cpus() -> set[int]:
+def all_cpus_unless_restricted() -> set[int]:
     """Return the machine's CPUs; none where nobody can deal them out, or somebody has already."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
     return cpus if len(cpus) == os.cpu_count() else set()
@@ -55,12 +55,12 @@ def assignable_cpus() -> set[int]:
 def spare_core_cpus(num_cores: int) -> list[int]:
     """Return the CPUs of the machine's last core, where there are `num_cores` others; else none."""
     cores = dict[str, list[int]]()
-    for cpu in sorted(assignable_cpus()):
-        cores.setdefault(sibling_cpus(cpu), []).append(cpu)
+    for cpu in sorted(all_cpus_unless_restricted()):
+        cores.setdefault(sibling_cpu_list(cpu), []).append(cpu)
     return [*cores.values()][-1] if len(cores) > num_cores else []
 
 
-def describe_shared_cores(workers: Sequence[WorkerCores]) -> list[str]:
+def describe_core_shortages(workers: Sequence[WorkerCores]) -> list[str]:
     """Return a sentence for each group of workers with fewer cores among them than they compute with."""
     groups = list[tuple[set[tuple[str, str]], list[WorkerCores]]]()
     for worker in workers:

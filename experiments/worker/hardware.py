@@ -16,7 +16,7 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
-from experiments.worker.cores import WorkerCores, assignable_cpus, describe_shared_cores
+from experiments.worker.cores import WorkerCores, all_cpus_unless_restricted, describe_core_shortages
 from experiments.worker.hardware_claims import (
     LABEL_ADVICE,
     UNCHECKED,
@@ -63,7 +63,7 @@ def nccl_variables(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str
     return NCCL_WITHOUT_PEERS if link_kind(link) == "pcie" and (has_nvlink or not node) else {}
 
 
-def prepare_machine(
+def pin_cores_and_set_nccl_variables(
     config: Config, place: WorkerPlace, device: torch.device, network: Mapping[str, Any] | None = None
 ) -> None:
     """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables.
@@ -71,15 +71,15 @@ def prepare_machine(
     Args:
         network: facts about the emulated one.
     """
-    if is_emulated(config.cluster):
+    if has_emulated_link(config.cluster):
         per_node = config.workers_per_node
         relay_cpus = (network or {}).get("relay_cpus", ())
-        pin_to_cores(place.rank // per_node, -(-place.size // per_node), relay_cpus)
+        pin_to_node_cores(place.rank // per_node, -(-place.size // per_node), relay_cpus)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
         environment.set_default_variables(nccl_variables(config.cluster.link.name, gpus.gpus_by_bus_id()))
 
 
-def check_machine(
+def verify_machine_and_collect_facts(
     config: Config, device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Check the machine against the config, and return facts about it for the record.
@@ -99,17 +99,17 @@ def check_machine(
     if simulated or comm.size == 1:
         link = "none"
     facts: dict[str, Any] = {}
-    if is_emulated(cluster) and comm.size > 1:
+    if has_emulated_link(cluster) and comm.size > 1:
         asks_collectives = config.launch.probe == "collectives"
         probed = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asks_collectives)
-        facts = {"link": {**probed.to_record(), **describe_cores(), **(network or {})}}
-        wrong = link_probe.describe_mismatches(link, probed, cluster.link.loss > 0)
+        facts = {"link": {**probed.to_record(), **describe_time_slice_and_cores(), **(network or {})}}
+        wrong = link_probe.describe_bandwidth_mismatch(link, probed, cluster.link.loss > 0)
     elif device.type == "cpu":
         gpu = "none"
         link = link if link_kind(link) in GPU_LINKS else "none"
         wrong = [GPU_LINK_ON_CPU.format(link=link)] if link != "none" else []
     else:
-        own_hardware = describe_worker(device)
+        own_hardware = describe_worker_hardware(device)
         workers = (
             [own_hardware]
             if simulated
@@ -117,7 +117,7 @@ def check_machine(
         )
         seconds = gather_json(comm, time_all_reduces(comm, device), device) if len(workers) > 1 else None
         group = WorkerGroup(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
-        facts = {**describe_group(group), "probe_s": seconds}
+        facts = {**describe_group_hardware(group), "probe_s": seconds}
         wrong = describe_mismatches(gpu, link, group)
     if wrong and config.launch.on_mismatch == "stop":
         raise MachineMismatch("; ".join(wrong))
@@ -125,22 +125,22 @@ def check_machine(
     return {"checked": checked, **facts, **({"mismatch": wrong} if wrong else {})}
 
 
-def report_shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
+def report_core_shortages(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
     """Print which workers share cores, and return it for the record. Collective."""
     cores_of_workers = gather_json(comm, WorkerCores.from_this_process(threads), device)
-    few = describe_shared_cores([WorkerCores(*fields) for fields in cores_of_workers])
+    few = describe_core_shortages([WorkerCores(*fields) for fields in cores_of_workers])
     if comm.rank == 0:
         for text in few:
             print(text, file=sys.stderr)
     return {"crowded": few} if few else {}
 
 
-def is_emulated(cluster: AnyCluster) -> bool:
+def has_emulated_link(cluster: AnyCluster) -> bool:
     """Tell whether the link between its nodes is slowed down on purpose, to what cluster.link says."""
     return isinstance(cluster, EmulatedCluster) or (isinstance(cluster, SlurmCluster) and bool(cluster.enter))
 
 
-def describe_worker(device: torch.device) -> WorkerHardware:
+def describe_worker_hardware(device: torch.device) -> WorkerHardware:
     """Return the machine as this worker sees it."""
     properties = torch.cuda.get_device_properties(device)
     own_bus = gpu_bus_id(device.index)
@@ -157,7 +157,7 @@ def describe_worker(device: torch.device) -> WorkerHardware:
         **by_driver,
         links=node_gpu.links if node_gpu else {},
         peers={gpu_bus_id(index): torch.cuda.can_device_access_peer(device, index) for index in others},
-        nccl=environment.nccl_settings(),
+        nccl=environment.nccl_settings_without_paths(),
     )
 
 
@@ -183,7 +183,7 @@ def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
     return round(2 * (len(seconds) - 1) / len(seconds) * PROBE_BYTES / transfer / 1e9, 1)
 
 
-def describe_group(group: WorkerGroup) -> dict[str, Any]:
+def describe_group_hardware(group: WorkerGroup) -> dict[str, Any]:
     """Return the facts as the record keeps them.
 
     Of links, those between the GPUs that take part, by rank.
@@ -237,7 +237,7 @@ class SchedAttr(ctypes.Structure):
     )  # fmt: skip
 
 
-def pin_to_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
+def pin_to_node_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
     """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
 
     Nothing happens where the system has no such thing, or somebody has dealt out cores already.
@@ -246,7 +246,7 @@ def pin_to_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
         relay_cpus: CPUs that no node has.
     """
     set_time_slice()
-    cores = sorted(assignable_cpus() - {*relay_cpus})
+    cores = sorted(all_cpus_unless_restricted() - {*relay_cpus})
     if cores:
         os.sched_setaffinity(0, cores_of_node(cores, node, nodes))
 
@@ -288,7 +288,7 @@ def time_slice_s() -> float | None:
     )
 
 
-def describe_cores() -> dict[str, Any]:
+def describe_time_slice_and_cores() -> dict[str, Any]:
     """Return facts about time slices and cores, for the record."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {"slice_s": time_slice_s(), "cores_of_a_node": len(cores) or None}

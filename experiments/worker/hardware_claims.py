@@ -44,12 +44,12 @@ class WorkerGroup(NamedTuple):
         return list(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
-    def pairs(self) -> list[tuple[WorkerHardware, WorkerHardware]]:
+    def same_node_pairs(self) -> list[tuple[WorkerHardware, WorkerHardware]]:
         """Pairs of workers on the same node."""
         return [(a, b) for a, b in combinations(self.workers, 2) if a.host == b.host]
 
     @property
-    def pcie_gb_s(self) -> float | None:
+    def fastest_pcie_gb_s(self) -> float | None:
         """GB/s of the fastest PCIe slot; None where it bounds nothing: unknown, or the network takes part."""
         bandwidths = [worker.pcie for worker in self.workers if worker.pcie is not None]
         return max(bandwidths) if len(bandwidths) == len(self.workers) and len(self.hosts) == 1 else None
@@ -92,9 +92,9 @@ def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
 
 
 def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
-    if not group.pairs:
+    if not group.same_node_pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
-    for a, b in group.pairs:
+    for a, b in group.same_node_pairs:
         if b not in _nvlink_component(a, group):
             ranks = f"{group.workers.index(a)} and {group.workers.index(b)}"
             entry = connection_between(a, b) or "no NVLink"
@@ -102,7 +102,7 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
     if any(map(is_peer_access_disabled, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
-    slot = group.pcie_gb_s
+    slot = group.fastest_pcie_gb_s
     offered = min(_nvlink_gb_s(worker, group) for worker in group.workers)
     if slot and group.bus_bandwidth_gb_s and offered >= 2 * slot >= 2 * group.bus_bandwidth_gb_s:
         rates = f"{group.bus_bandwidth_gb_s} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
@@ -110,17 +110,21 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
 
 
 def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
-    if not group.pairs:
+    if not group.same_node_pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
     free = [
         a.host
-        for a, b in group.pairs
+        for a, b in group.same_node_pairs
         if gpus.count_nvlinks(connection_between(a, b)) and not is_peer_access_disabled(a)
     ]
     if free:
         yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
-    if group.pcie_gb_s and group.bus_bandwidth_gb_s and group.bus_bandwidth_gb_s > group.pcie_gb_s:
-        rates = f"{group.bus_bandwidth_gb_s} GB/s, more than PCIe can carry there, {group.pcie_gb_s}"
+    if (
+        group.fastest_pcie_gb_s
+        and group.bus_bandwidth_gb_s
+        and group.bus_bandwidth_gb_s > group.fastest_pcie_gb_s
+    ):
+        rates = f"{group.bus_bandwidth_gb_s} GB/s, more than PCIe can carry there, {group.fastest_pcie_gb_s}"
         yield f"an all-reduce ran at {rates}", "link=nvlink"
 
 

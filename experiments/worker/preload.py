@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from slurm.worker_process import STOP_SIGNALS, keep_loaded_objects
+from slurm.worker_process import STOP_SIGNALS, exclude_loaded_objects_from_gc
 
-with keep_loaded_objects():
+with exclude_loaded_objects_from_gc():
     from experiments.worker import run as run
 
 # Workers take them once they listen; this process ends with the one that started it.

@@ -22,10 +22,10 @@ class InterfaceCounters(NamedTuple):
     """Counters of one node, since it was made."""
 
     sent_bytes: int  # with all headers that the interface saw
-    resent: int  # segments that TCP sent once more
+    resent_segments: int  # that TCP sent once more
 
 
-def read_counters() -> InterfaceCounters | None:
+def read_interface_counters() -> InterfaceCounters | None:
     """Return the counters of this process's node; None where it is on none."""
     fields_by_interface = {}
     for line in DEVICES_FILE.read_text().splitlines():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from slurm.emulated import switch
-from slurm.emulated.relay import relay_program
+from slurm.emulated.relay import ensure_relay_compiled
 
 PACKAGE_BY_PROGRAM = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 UNSHARE_AS_ROOT = ("unshare", "--net")
@@ -43,8 +43,8 @@ class EmulatedLink(NamedTuple):
     windows: str = "raised"  # TCP's; or the system's
 
     @property
-    def is_long(self) -> bool:
-        """True if it matters that packets take their time, or are lost."""
+    def needs_delay_emulation(self) -> bool:
+        """True if the link is long, or loses packets, or its two directions differ."""
         return (self.alpha_s or 0) >= LONG_DELAY_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
 
 
@@ -53,8 +53,8 @@ class EmulatedNetwork:
 
     Args:
         nodes: number of nodes.
-        by: who holds back packets that travel far: netem, a relay, or auto: netem where the kernel has it.
-        relay_cpus: on which a relay runs, if there is one; empty: on any.
+        by: what delays packets that travel far: netem, a relay, or auto: netem where the kernel has it.
+        relay_cpus: CPUs on which a relay runs, if there is one; empty: on any.
 
     Raises:
         ValueError: this machine can't have one, or the link can't be emulated.
@@ -63,7 +63,9 @@ class EmulatedNetwork:
     def __init__(
         self, link: EmulatedLink, nodes: int, by: DelayMethod = "auto", relay_cpus: Sequence[int] = ()
     ) -> None:
-        from slurm.worker_process import prepare_child_process  # needs packages, which `main` does without
+        from slurm.worker_process import (
+            die_with_parent_and_block_signals,  # needs packages, which `print_holder_request` does without
+        )
 
         request = holder_request(link, nodes, by, relay_cpus)
         self.holder = subprocess.Popen(
@@ -72,14 +74,14 @@ class EmulatedNetwork:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the starter, which lets workers save before this ends
-            preexec_fn=partial(prepare_child_process, os.getpid(), ()),
+            preexec_fn=partial(die_with_parent_and_block_signals, os.getpid(), ()),
         )
         try:
             description = self._read_description()
         except BaseException:
             self.close()
             raise
-        # Facts for the record: who makes links slow, the delay, TCP's settings; `switch.main` lists them.
+        # Facts for the record: what makes links slow, the delay, TCP's settings; see `switch.hold_network`.
         self.facts = description
         self.pid: int = description.pop("pid")  # of the holder
         self.namespaces: list[int] = description.pop("nodes")  # the holder's descriptors of them
@@ -101,8 +103,8 @@ class EmulatedNetwork:
         why = answer.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
         raise ValueError(f"cluster=netns can't have its network here ({why}); {VIRTUAL_ADVICE}")
 
-    def enter(self, node: int) -> list[str]:
-        """Return the words before a command that let it run on a node."""
+    def nsenter_command(self, node: int) -> list[str]:
+        """Return the words before a command that let it run on a node, counted from 0."""
         holder = Path("/proc", str(self.pid))
         words = ["nsenter", f"--net={holder / 'fd' / str(self.namespaces[node])}", "--"]
         if unshare_command() == UNSHARE_AS_USER:
@@ -110,7 +112,7 @@ class EmulatedNetwork:
         return words
 
     @property
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the holder has ended, or the relay that it goes on as: nothing joins the nodes any more."""
         return self.holder.poll() is not None
 
@@ -140,13 +142,13 @@ def holder_request(
         raise ValueError(
             f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {RELAY_ADVICE}"
         )
-    if by == "relay" or (link.is_long and not has_netem()):
+    if by == "relay" or (link.needs_delay_emulation and not has_netem()):
         check_relay_rate(link)
-        request |= {"relay": str(relay_program()), "relay_cpus": [*relay_cpus]}
+        request |= {"relay": str(ensure_relay_compiled()), "relay_cpus": [*relay_cpus]}
     return request
 
 
-def read_link(path: Path) -> EmulatedLink:
+def read_link_file(path: Path) -> EmulatedLink:
     """Return the link that a file of conf/link describes: its numbers, a line each."""
     pairs = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
     numbers: dict[str, Any] = {name: float(number) for name, number in pairs if name in EmulatedLink._fields}
@@ -237,7 +239,7 @@ def has_netem() -> bool:
     return subprocess.run([*unshare_command(), *add_delay], capture_output=True, check=False).returncode == 0
 
 
-def check_emulation(link: EmulatedLink, nodes: int, by: DelayMethod = "auto") -> None:
+def check_emulation_by_trial(link: EmulatedLink, nodes: int, by: DelayMethod = "auto") -> None:
     """Check that this machine can emulate a link, by making a network.
 
     Raises:
@@ -247,11 +249,16 @@ def check_emulation(link: EmulatedLink, nodes: int, by: DelayMethod = "auto") ->
     EmulatedNetwork(link, 1, by).close()
 
 
-def main(path: str, nodes: str) -> int:
-    """Print the request for the holder of the development cluster's network, for a file of conf/link."""
+def print_holder_request(link_file: str, nodes: str) -> int:
+    """Print the request for the holder of the development cluster's network; return the exit code.
+
+    Args:
+        link_file: file of conf/link.
+        nodes: number of nodes.
+    """
     try:
         unshare_command()
-        print(json.dumps(holder_request(read_link(Path(path)), int(nodes))))
+        print(json.dumps(holder_request(read_link_file(Path(link_file)), int(nodes))))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -259,4 +266,4 @@ def main(path: str, nodes: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(print_holder_request(*sys.argv[1:]))

@@ -18,7 +18,7 @@ COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 60.0
 
 
-def relay_program() -> Path:
+def ensure_relay_compiled() -> Path:
     """Return the path of the relay's program, which is compiled now if the cache does not have it.
 
     Raises:

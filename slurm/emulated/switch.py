@@ -11,8 +11,8 @@ on as.
 Run as a file, by any Python, with the standard library alone: the development cluster's scripts do so, too.
 
     switch.py '{"nodes": 4, "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}'
-prints a line of JSON on the network that it made (`main`), and ends when its standard input does; with a
-further word, `stay`, when it is told to.
+prints a line of JSON on the network that it made (`hold_network`), and ends when its standard input does;
+with a further word, `stay`, when it is told to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 INTERFACE = "eth0"  # of every node
@@ -73,29 +73,29 @@ def bandwidth_bit_s(beta_s_per_byte: float) -> int:
     return round(8 / beta_s_per_byte)
 
 
-def bundle_bytes(rate: int) -> int:
-    """Return the bytes that travel at once at a rate of so many bits per second."""
-    return round(min(max(BUNDLE_S * rate / 8, LEAST_BUNDLE), MOST_BUNDLE))
+def gso_bundle_bytes(rate_bit_s: int) -> int:
+    """Return the bytes that TCP hands over in one bundle (GSO) at this rate."""
+    return round(min(max(BUNDLE_S * rate_bit_s / 8, LEAST_BUNDLE), MOST_BUNDLE))
 
 
-def long_bundle_bytes(rate: int, delay_s: float) -> int:
-    """Return the bytes that travel at once over a long link, with their headers."""
-    return round(min(max(BUNDLE_SHARE * delay_s * rate / 8, bundle_bytes(rate)), MOST_BUNDLE))
+def relay_mtu_bytes(rate_bit_s: int, delay_s: float) -> int:
+    """Return the bytes of a packet over a long link, with its headers."""
+    return round(min(max(BUNDLE_SHARE * delay_s * rate_bit_s / 8, gso_bundle_bytes(rate_bit_s)), MOST_BUNDLE))
 
 
-def tcp_window_bytes(rate: int, delay_s: float) -> int:
+def tcp_window_bytes(rate_bit_s: int, delay_s: float) -> int:
     """Return the bytes that TCP may have under way over a link, so that the link limits it."""
-    return round(max(WINDOWS * 2 * delay_s * rate / 8, LEAST_WINDOW))
+    return round(max(WINDOWS * 2 * delay_s * rate_bit_s / 8, LEAST_WINDOW))
 
 
-def token_bucket_options(rate: int) -> str:
-    """Return the words of tc for the buckets of a rate, in bits per second."""
-    least = HEADERS * bundle_bytes(rate)
-    burst = round(max(BURST_S * rate / 8, least))
-    peak_burst = round(max(PEAK_BURST_S * rate / 8, least))
-    queue = round(max(QUEUE_S * rate / 8, LEAST_QUEUE))
-    peak = f"peakrate {round(PEAK * rate)}bit mtu {peak_burst}"
-    return f"tbf rate {rate}bit burst {burst} {peak} limit {queue}"
+def tbf_qdisc_options(rate_bit_s: int) -> str:
+    """Return the words of tc for the token buckets of this rate."""
+    least = HEADERS * gso_bundle_bytes(rate_bit_s)
+    burst = round(max(BURST_S * rate_bit_s / 8, least))
+    peak_burst = round(max(PEAK_BURST_S * rate_bit_s / 8, least))
+    queue = round(max(QUEUE_S * rate_bit_s / 8, LEAST_QUEUE))
+    peak = f"peakrate {round(PEAK * rate_bit_s)}bit mtu {peak_burst}"
+    return f"tbf rate {rate_bit_s}bit burst {burst} {peak} limit {queue}"
 
 
 def node_address(node: int) -> str:
@@ -106,40 +106,40 @@ def node_address(node: int) -> str:
 class LinkRequest(NamedTuple):
     """The numbers of `conf/link` that were requested, and the relay."""
 
-    alpha_s: float  # of a packet's way
+    alpha_s: float  # delay of a packet
     beta_s_per_byte: float  # of what a node sends
-    down_s_per_byte: float = 0.0  # of what it receives; 0: as much
+    down_s_per_byte: float = 0.0  # of what a node receives; 0: as much
     jitter_s: float = 0.0  # that a packet takes longer at most
     loss: float = 0.0  # share of packets
     windows: str = "raised"  # TCP's; else the system's
     relay: str = ""  # the program; without it, the kernel makes cables slow
 
 
-class SetUpError(Exception):
-    """A program said why something can't be made."""
+class NetworkSetupError(Exception):
+    """Something of a network can't be made; the message says why."""
 
 
-def run_batch(program: str, lines: Iterable[str]) -> None:
-    """Let `ip` or `tc` carry out these lines in the namespace that this process is in."""
+def run_ip_or_tc_batch(program: Literal["ip", "tc"], lines: Iterable[str]) -> None:
+    """Let `ip` or `tc` carry out lines of commands in the namespace that this process is in."""
     process = subprocess.run(
         [program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
     )
     if process.returncode:
-        raise SetUpError(f"{program}: {' '.join(process.stderr.split())}")
+        raise NetworkSetupError(f"{program}: {' '.join(process.stderr.split())}")
 
 
-def enter_namespace(descriptor: int) -> None:
+def enter_network_namespace(descriptor: int) -> None:
     """Enter the network namespace of this descriptor."""
     _call_libc("setns", descriptor, CLONE_NEWNET)
 
 
-def enter_new_namespace() -> int:
+def create_and_enter_network_namespace() -> int:
     """Enter a new network namespace, and return the descriptor that keeps it."""
     _call_libc("unshare", CLONE_NEWNET)
-    return open_current_namespace()
+    return open_current_network_namespace()
 
 
-def open_current_namespace() -> int:
+def open_current_network_namespace() -> int:
     """Return a descriptor of the network namespace that this process is in."""
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
@@ -147,11 +147,11 @@ def open_current_namespace() -> int:
 def _call_libc(name: str, *arguments: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
-        raise SetUpError(f"{name}: {os.strerror(ctypes.get_errno())}")
+        raise NetworkSetupError(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def configure_tcp(rate: int, delay_s: float, raise_windows: bool) -> dict[str, Any]:
-    """Set no IPv6, short queues and the usual congestion control, as far as this machine allows it.
+def configure_tcp(rate_bit_s: int, delay_s: float, raise_windows: bool) -> dict[str, Any]:
+    """Set no IPv6, short queues and usual congestion control in this namespace, as far as allowed.
 
     Args:
         raise_windows: also set windows for the delay, which a pause between two exchanges does not close.
@@ -163,14 +163,16 @@ def configure_tcp(rate: int, delay_s: float, raise_windows: bool) -> dict[str, A
     window_files = [folder / "ipv4/tcp_rmem", folder / "ipv4/tcp_wmem"]
     setting_by_path: dict[Path, object] = {
         folder / "ipv6/conf/all/disable_ipv6": 1,
-        folder / "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle_bytes(rate))),
+        folder / "ipv4/tcp_limit_output_bytes": round(
+            max(OWN_QUEUE_S * rate_bit_s / 8, 2 * gso_bundle_bytes(rate_bit_s))
+        ),
         folder / "ipv4/tcp_congestion_control": CONGESTION,
     }
     if raise_windows:
         setting_by_path[folder / "ipv4/tcp_slow_start_after_idle"] = 0
         for path in window_files:
             least, usual, most = path.read_text().split()
-            setting_by_path[path] = f"{least} {usual} {max(int(most), tcp_window_bytes(rate, delay_s))}"
+            setting_by_path[path] = f"{least} {usual} {max(int(most), tcp_window_bytes(rate_bit_s, delay_s))}"
     for path, setting in setting_by_path.items():
         with contextlib.suppress(OSError):  # containers may forbid it
             path.write_text(str(setting))
@@ -180,19 +182,26 @@ def configure_tcp(rate: int, delay_s: float, raise_windows: bool) -> dict[str, A
     }
 
 
-def make_relayed_nodes(nodes: int, link: LinkRequest) -> tuple[dict[str, Any], list[str]]:
-    """Make nodes with long cables; return facts about them, and the words of the relay at the other ends."""
+class RelayedNodes(NamedTuple):
+    """Facts about nodes with long cables, and the arguments of the relay at the other ends."""
+
+    facts: dict[str, Any]
+    relay_arguments: list[str]
+
+
+def make_relayed_nodes(nodes: int, link: LinkRequest) -> RelayedNodes:
+    """Make nodes with long cables, whose other ends wait for the relay."""
     slow, fast = sorted(map(bandwidth_bit_s, (link.beta_s_per_byte, link.down_s_per_byte)))
-    mtu = long_bundle_bytes(slow, link.alpha_s)
+    mtu = relay_mtu_bytes(slow, link.alpha_s)
     namespaces = []
     devices = []
     tcp: dict[str, Any] = {}
     for node in range(nodes):
-        namespaces.append(enter_new_namespace())
+        namespaces.append(create_and_enter_network_namespace())
         devices.append(open_tun_device(INTERFACE))
         tcp = configure_tcp(fast, link.alpha_s, link.windows == "raised")
         first_packets = max(1, round(FIRST_BYTES / mtu))
-        run_batch(
+        run_ip_or_tc_batch(
             "ip",
             [
                 "link set lo up",
@@ -216,7 +225,7 @@ def make_relayed_nodes(nodes: int, link: LinkRequest) -> tuple[dict[str, Any], l
         **tcp,
         "statistics": statistics,
     }
-    return facts, words
+    return RelayedNodes(facts, words)
 
 
 def open_tun_device(name: str) -> int:
@@ -231,44 +240,46 @@ def open_tun_device(name: str) -> int:
         advice = f"load the module (modprobe tun), or give the container --device={TUN}"
         if isinstance(error, PermissionError):
             advice = f"let all users have it, as most systems do (as root: chmod 666 {TUN})"
-        raise SetUpError(
+        raise NetworkSetupError(
             f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; {advice}"
         ) from error
     return descriptor
 
 
 def make_bridged_nodes(nodes: int, link: LinkRequest) -> dict[str, Any]:
-    """Make nodes with slow cables to a bridge; return facts about them."""
+    """Make nodes with slow cables to a bridge, and return facts about them."""
     rate = bandwidth_bit_s(link.beta_s_per_byte)
-    switch = open_current_namespace()
-    run_batch("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
+    switch = open_current_network_namespace()
+    run_ip_or_tc_batch("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
     namespaces = []
     tcp: dict[str, Any] = {}
     delay_s = link.alpha_s
     for node in range(nodes):
-        namespaces.append(enter_new_namespace())
+        namespaces.append(create_and_enter_network_namespace())
         tcp = configure_tcp(rate, link.alpha_s, link.windows == "raised")
-        run_batch(
+        run_ip_or_tc_batch(
             "ip",
             [
                 "link set lo up",
                 f"link add {INTERFACE} type veth peer name port{node} netns /proc/{os.getpid()}/fd/{switch}",
                 f"addr add {node_address(node)}/16 dev {INTERFACE}",
-                f"link set {INTERFACE} gso_max_size {bundle_bytes(rate)} up",
+                f"link set {INTERFACE} gso_max_size {gso_bundle_bytes(rate)} up",
             ],
         )
-        run_batch("tc", [f"qdisc add dev {INTERFACE} root handle 1: {token_bucket_options(rate)}"])
-        if delay_s and not try_add_delay(link):
+        run_ip_or_tc_batch("tc", [f"qdisc add dev {INTERFACE} root handle 1: {tbf_qdisc_options(rate)}"])
+        if delay_s and not try_add_netem_delay(link):
             delay_s = 0.0
-    enter_namespace(switch)
+    enter_network_namespace(switch)
     ports = [f"port{node}" for node in range(nodes)]
-    run_batch("ip", [f"link set {port} gso_max_size {bundle_bytes(rate)} master switch up" for port in ports])
-    buckets = token_bucket_options(bandwidth_bit_s(link.down_s_per_byte))
-    run_batch("tc", [f"qdisc add dev {port} root {buckets}" for port in ports])
+    run_ip_or_tc_batch(
+        "ip", [f"link set {port} gso_max_size {gso_bundle_bytes(rate)} master switch up" for port in ports]
+    )
+    buckets = tbf_qdisc_options(bandwidth_bit_s(link.down_s_per_byte))
+    run_ip_or_tc_batch("tc", [f"qdisc add dev {port} root {buckets}" for port in ports])
     return {"nodes": namespaces, "by": "netem" if delay_s else "buckets", "delay_s": delay_s, **tcp}
 
 
-def try_add_delay(link: LinkRequest) -> bool:
+def try_add_netem_delay(link: LinkRequest) -> bool:
     """Delay what this node sends; return False where the kernel has no netem."""
     words = f"delay {link.alpha_s * 1e6:g}us"
     if link.jitter_s:
@@ -277,33 +288,36 @@ def try_add_delay(link: LinkRequest) -> bool:
         words += f" loss {100 * link.loss:g}%"
     packets = 10_000  # more than are ever under way
     try:
-        run_batch("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {words} limit {packets}"])
-    except SetUpError:
+        run_ip_or_tc_batch("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {words} limit {packets}"])
+    except NetworkSetupError:
         return False
     return True
 
 
-def main(words: str, stay: bool = False) -> int:
-    """Make the network of a request in JSON, print facts about it in JSON, and hold it.
+def hold_network(request_json: str, stay: bool = False) -> int:
+    """Make the network of a request, print facts about it in JSON, and hold it until standard input ends.
 
     The facts are {"pid", "nodes": a descriptor of this process for each, "by": who makes cables slow,
     "delay_s", "congestion", "window_bytes"}, with a relay "mtu", "queue_s", "statistics" (a descriptor) and,
     if requested, "relay_cpus" as well; or {"why"}.
+
+    Args:
+        stay: hold the network when standard input ends, too, until a signal.
     """
-    request = json.loads(words)
+    request = json.loads(request_json)
     link = LinkRequest(**{name: request[name] for name in LinkRequest._fields if name in request})
     link = link._replace(down_s_per_byte=link.down_s_per_byte or link.beta_s_per_byte)
-    relay_words: list[str] = []
+    relay_arguments: list[str] = []
     try:
         if link.relay:
-            facts, relay_words = make_relayed_nodes(request["nodes"], link)
+            facts, relay_arguments = make_relayed_nodes(request["nodes"], link)
             cpus = request.get("relay_cpus")
             if cpus:
                 os.sched_setaffinity(0, cpus)  # it keeps them as this process goes on as it
                 facts["relay_cpus"] = cpus
         else:
             facts = make_bridged_nodes(request["nodes"], link)
-    except (SetUpError, OSError) as error:
+    except (NetworkSetupError, OSError) as error:
         print(json.dumps({"why": str(error)}), flush=True)
         return 2
     print(json.dumps({"pid": os.getpid(), **facts}), flush=True)
@@ -312,7 +326,7 @@ def main(words: str, stay: bool = False) -> int:
             reading, writing = os.pipe()
             os.dup2(reading, 0)
             os.set_inheritable(writing, True)
-        os.execv(link.relay, [f"relay {words}", *relay_words])
+        os.execv(link.relay, [f"relay {request_json}", *relay_arguments])
     if stay:
         signal.pause()
     while os.read(0, 1):
@@ -321,4 +335,4 @@ def main(words: str, stay: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:] == ["stay"]))
+    sys.exit(hold_network(sys.argv[1], sys.argv[2:] == ["stay"]))

@@ -24,10 +24,8 @@ WORDS_IN_A_ROW = 3  # of a message of docs/messages.md, which has gaps where the
 
 
 def sentences_of_tables() -> list[str]:
-    sentences = [
-        *load_remedy_table().field_by_refusal_words.values(),
-        *load_remedy_table().field_by_waiting_reason.values(),
-    ]
+    table = load_remedy_table()
+    sentences = [*table.field_by_refusal_words.values(), *table.field_by_waiting_reason.values()]
     for policy in POLICIES.values():
         sentences += [policy.advice, *policy.why_by_job_state.values()]
     return sentences

@@ -81,9 +81,11 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
 def examined(*tasks: dict[str, object], words: str = "", **other: object) -> ClusterObservations:
     """Return what was found on a node where all is well, but for what each of its tasks found otherwise."""
     well = {
-        "python": "3.11.7", "node": "n1", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]},
-        "closed": "", "gpus": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
-        "lock": probe.HELD, "container": "", "runtime": None, "at": 100.0,
+        "python_version": "3.11.7", "node": "n1",
+        "hostname_addresses": ["10.0.0.1"], "addresses_by_interface": {"eth0": ["10.0.0.1"]},
+        "closed_ports_warning": "",
+        "model_by_bus_id": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
+        "lock": probe.HELD, "container_error": "", "container_runtime": None, "epoch_s": 100.0,
     }  # fmt: skip
     facts = tuple(
         NodeFacts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]
@@ -100,19 +102,19 @@ CUDA = "device=cuda"
 BOTH = ("n1", "n2")
 JUDGED = {  # a verdict and a part of its sentence -> what was found
     "works what nodes write is seen here: n1": examined({}, {}),
-    "note its clock is at least 49 s slow": examined({"at": 50.0}),
-    "note its clock is at least 99 s fast": examined({"at": 200.0}),
+    "note its clock is at least 49 s slow": examined({"epoch_s": 50.0}),
+    "note its clock is at least 99 s fast": examined({"epoch_s": 200.0}),
     "note hold on one node only": examined({"lock": probe.NOT_HELD}),
     "note can't be locked; submit from one machine at a time": examined({"lock": probe.NO_LOCKS}),
     "FAULT can't be opened (Stale file handle)": examined({"lock": "Stale file handle"}),
-    "FAULT n1: no apptainer": examined({"container": "no apptainer"}),
+    "FAULT n1: no apptainer": examined({"container_error": "no apptainer"}),
     "FAULT on this machine: no image": examined({}, container_fault="no image"),
-    "note own name resolves to 127.0.1.1, so workers go by": examined({"name": ["127.0.1.1"]}),
-    "note n1: gloo takes others": examined({"closed": "gloo takes others"}),
-    "note own name resolves to nothing": examined({"name": []}),
+    "note own name resolves to 127.0.1.1, so workers go by": examined({"hostname_addresses": ["127.0.1.1"]}),
+    "note n1: gloo takes others": examined({"closed_ports_warning": "gloo takes others"}),
+    "note own name resolves to nothing": examined({"hostname_addresses": []}),
     "note [--hint=nomultithread] gives each core to one": examined({"cores": ["0,8"]}, {"cores": ["0,8"]}),
     "note [--cpu-bind=cores]": examined({"cores": ["0", "1"]}, {"cores": ["0", "1"]}),
-    "FAULT workers see no GPU": examined({"gpus": {}}, words=CUDA),
+    "FAULT workers see no GPU": examined({"model_by_bus_id": {}}, words=CUDA),
     "FAULT cluster.gpu=h100": examined({}, words=f"{CUDA} cluster.gpu=h100"),
     "works each worker sees its own": examined({"visible_gpus": ["0"]}, {"visible_gpus": ["1"]}, words=CUDA),
     "works workers see all of their job": examined({}, words=CUDA),
@@ -142,7 +144,7 @@ def test_each_finding_has_its_verdict_and_its_fields() -> None:
         findings = judge_cluster(found)
         matching = [finding for finding in findings if words in finding.text]
         assert [finding.verdict for finding in matching] == [verdict], (judged, findings)
-        fields = dict(field for finding in findings for field in finding.fields.items())
+        fields = dict(field for finding in findings for field in finding.suggested_fields.items())
         assert FIELDS.get(judged, {}).items() <= fields.items(), judged
         assert any(finding.verdict == "FAULT" for finding in findings) == (verdict == "FAULT"), judged
 

@@ -32,7 +32,7 @@ def planned(*words: str) -> list[PlannedRun]:
 
 def text_of(cluster: str) -> str:
     """Return what sbatch is given for fig3, without what differs from machine to machine."""
-    found = arrays.group_into_arrays(planned("fig3", f"cluster={cluster}"), block=False)
+    found = arrays.group_into_arrays(planned("fig3", f"cluster={cluster}"), one_job_per_group=False)
     folders = ResultFolders(Path("/RESULTS"))
     text = "\n".join(arrays.sbatch_script_previews(found, folders, "fig3-001"))
     text = text.replace(sys.executable, "PYTHON").replace(code_version.code_digest(), "DIGEST")
@@ -64,7 +64,7 @@ def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> No
         "method=topk seed=range(0,25) workers=2,4 cluster=generic_slurm cluster.max_array=10 profile=smoke"
     )
     sweep = planned(*words.split())
-    found = arrays.group_into_arrays(sweep, block=False)
+    found = arrays.group_into_arrays(sweep, one_job_per_group=False)
     assert [len(array.jobs) for array in found] == [10, 10, 5, 10, 10, 5]
     assert len({array.shape for array in found}) == 2
     everything = [run for array in found for job in array.jobs for run in job]
@@ -73,14 +73,14 @@ def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> No
 
 def test_a_block_holds_each_repetition_of_all_methods_in_an_order_of_its_own() -> None:
     sweep = planned("method=dense,topk,randomk,dgc", "seed=range(0,6)", "cluster=devcluster", "profile=smoke")
-    (array,) = arrays.group_into_arrays(sweep, block=True)
+    (array,) = arrays.group_into_arrays(sweep, one_job_per_group=True)
     (job,) = array.jobs
     seeds = [run.config.seed for run in job]
     assert seeds == sorted(seeds)
     orders = {tuple(run.config.method.name for run in job if run.config.seed == seed) for seed in range(6)}
     assert {*map(frozenset, orders)} == {frozenset({"dense", "dgc", "randomk", "topk"})}
     assert len(orders) > 1
-    assert arrays.group_into_arrays(list(reversed(sweep)), block=True)[0].jobs[0] == job
+    assert arrays.group_into_arrays(list(reversed(sweep)), one_job_per_group=True)[0].jobs[0] == job
 
 
 def described(**changes: Any) -> SlurmCluster:
@@ -114,7 +114,7 @@ def test_odd_values_stay_values() -> None:
     cluster = described(comment=odd, account="a;b", python="/py thon")
     array = arrays.JobArray(cluster, arrays.job_shape(cluster, run_of(2)), [])
     worker = WorkerCommand([array.node_python], "/a folder/$(x)", 1, None, [], False)
-    text = array.script("name", Path("/a folder"), Path("/it's"), worker).text
+    text = array.batch_script("name", Path("/a folder"), Path("/it's"), worker).text
     odd_lines = [line for line in text.splitlines() if re.search(r"touch x|a;b|/\$\(x\)", line)]
     assert {line.split()[0] for line in odd_lines} == {"#SBATCH"}
     (call,) = (line for line in text.splitlines() if line.startswith("srun"))

@@ -21,7 +21,7 @@ def noted(ledger: Path, failures: str) -> Path:
     """Note that nodes failed at these times of a day, each under a job of its own."""
     for number, failure in enumerate(failures.splitlines()):
         node, at = failure.split()
-        bad_nodes.append_failure(ledger, node, str(number), DAY + at)
+        bad_nodes.append_node_failure(ledger, node, str(number), DAY + at)
     return ledger
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_ledger_tells_of_no_node(tmp_path: Path) -> None:
 def test_a_node_without_a_python_is_avoided_by_those_who_need_it(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     for job, node in (("7_1", "n1"), ("7_1", "n2"), ("7_2", "n1")):
-        bad_nodes.append_failure(ledger, node, job, "2026-01-01T10:00:00Z", "/a/python")
+        bad_nodes.append_node_failure(ledger, node, job, "2026-01-01T10:00:00Z", "/a/python")
     assert bad_nodes.unreliable_nodes(ledger, "/a/python") == ["n1", "n2"]
     assert bad_nodes.unreliable_nodes(ledger, "/b/python") == []
     assert "/a/python can't be started on n1, n2" in there(bad_nodes.explain_missing_python(ledger, "7_1"))
@@ -89,4 +89,4 @@ def test_a_node_is_blamed_for_what_it_took_along(
     programs.prints("scontrol", f'$([ "$2" = hostnames ] && echo n1 n2 || echo {node})')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     write_json(tmp_path / "worker0.json", {"rank": 0, "pid": 1, "node": "n1"})
-    assert [*bad_nodes.find_failed_nodes("7", tmp_path)] == ["n1"] * blamed
+    assert [*bad_nodes.find_failure_time_by_node("7", tmp_path)] == ["n1"] * blamed

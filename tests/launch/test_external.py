@@ -13,7 +13,7 @@ from analysis.records import locks
 from experiments.commands import run
 from experiments.config.folders import ResultFolders
 from experiments.launch import external
-from experiments.launch.attempt import run_lock, wait_for_lock
+from experiments.launch.attempt import run_lock, wait_to_acquire_run_lock
 from slurm import worker_process
 from slurm.worker_process import STOP_SIGNALS
 from tests.conftest import Command, refused
@@ -26,7 +26,7 @@ OF_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4
 def task_of_srun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make this process the first of four tasks, which soon reports for whom it waits."""
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCONT)}
-    monkeypatch.setattr(worker_process, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(worker_process, "kill_self_when_parent_ends", lambda: None)
     monkeypatch.setattr(locks, "REPORT_AFTER_S", 0.0)
     for name, value in OF_STEP.items():
         monkeypatch.setenv(name, value)
@@ -62,5 +62,5 @@ def test_a_signal_ends_the_wait_for_another_process_that_makes_the_run(tmp_path:
     with run_lock(ResultFolders(tmp_path), "topk-1") as held:
         assert held.acquire()
         lock = run_lock(ResultFolders(tmp_path), "topk-1")
-        assert not wait_for_lock(lock, "topk-1", said.append, lambda: True)
+        assert not wait_to_acquire_run_lock(lock, "topk-1", said.append, lambda: True)
     assert said == ["topk-1: another process is measuring this run; waiting for it"]

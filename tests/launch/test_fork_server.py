@@ -11,7 +11,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from experiments.launch.fork_server import forking_starter
+from experiments.launch.fork_server import forking_starter_or_command
 from slurm.worker_process import WorkerCommand
 from tests.conftest import Command, fine
 from tests.worker.runs import manifests, start_command, wait_for
@@ -54,6 +54,6 @@ def test_forked_workers_end_with_their_starter_and_save_where_it_is_told_to_end(
 @pytest.mark.parametrize("changed", [{"gpu": True}, {"enter": ["ip"]}, {"command": ["python0"]}])
 def test_what_needs_an_environment_of_its_own_is_not_forked(changed: dict[str, Any]) -> None:
     plain = WorkerCommand([sys.executable], ".", threads=1, container=None, binds=[], gpu=False)
-    assert forking_starter(plain) is not plain
+    assert forking_starter_or_command(plain) is not plain
     changed_command = replace(plain, **changed)
-    assert forking_starter(changed_command) is changed_command
+    assert forking_starter_or_command(changed_command) is changed_command

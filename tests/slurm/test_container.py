@@ -73,7 +73,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def choice(image: Path | str, **more: Any) -> ContainerConfig:
-    return replace(images.container_config("thin"), image=str(image), **more)
+    return replace(images.default_container_config("thin"), image=str(image), **more)
 
 
 def wrapped(
@@ -102,7 +102,7 @@ STAY = [
 
 
 def test_ranks_jobs_threads_and_links_enter_and_nothing_else_of_the_environment() -> None:
-    assert [name for name in [*ENTER, *STAY] if container.can_enter_container(name)] == ENTER
+    assert [name for name in [*ENTER, *STAY] if container.can_variable_enter_container(name)] == ENTER
 
 
 def test_folders_are_mounted_once_and_systems_never(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_bare_names_of_images_are_in_their_folder_and_relative_ones_in_the_check
 
 def says(image: ContainerConfig, *words: str) -> None:
     with pytest.raises(ValueError, match=".*".join(map(re.escape, words))):
-        container.check_container(image)
+        container.check_container_usable_here(image)
 
 
 def test_a_machine_without_a_program_for_images_is_told(
@@ -165,11 +165,13 @@ def test_images_that_can_not_be_used_are_named_and_what_to_do(
     unlabelled: list[dict[str, Any]] = [{"labels": {}}, {"labels": None}, {}]
     for attributes in unlabelled:  # somebody's own
         give_labels(runtime, attributes)
-        container.check_container(choice(a_sif(tmp_path / "x.sif")))
+        container.check_container_usable_here(choice(a_sif(tmp_path / "x.sif")))
     labels = {images.IMAGE_LABEL: "cpu", images.DEFINITION_LABEL: "0" * 12}
     give_labels(runtime, {"labels": labels})
     ours = choice(a_sif(tmp_path / "ours.sif"))
-    says(ours, "another definition (000000000000)", images.definition_digest("cpu"), "make sif IMAGE=cpu")
+    says(
+        ours, "another definition (000000000000)", images.image_definition_digest("cpu"), "make sif IMAGE=cpu"
+    )
 
 
 def give_labels(runtime: Path, attributes: Mapping[str, Any]) -> None:
@@ -212,24 +214,24 @@ def test_the_definition_s_digest_follows_what_goes_in(
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     monkeypatch.setattr(images, "ROOT", tmp_path)
-    thin, cpu = images.definition_digest("thin"), images.definition_digest("cpu")
+    thin, cpu = images.image_definition_digest("thin"), images.image_definition_digest("cpu")
     (tmp_path / "constraints.txt").write_text("torch==1\n")
-    assert images.definition_digest("thin") == thin  # holds no packages
-    assert images.definition_digest("cpu") != cpu
+    assert images.image_definition_digest("thin") == thin  # holds no packages
+    assert images.image_definition_digest("cpu") != cpu
     (tmp_path / "singularity" / "sparsify.def").write_text("another")
-    assert images.definition_digest("thin") != thin
+    assert images.image_definition_digest("thin") != thin
     with pytest.raises(ValueError, match="no image 'fat'; there are: cpu, gpu, thin"):
-        images.definition_digest("fat")
+        images.image_definition_digest("fat")
 
 
 @pytest.fixture(scope="module")
 def thin() -> ContainerConfig:
-    image = images.container_config("thin")
-    if images.find_runtime() is None:
+    image = images.default_container_config("thin")
+    if images.find_container_runtime() is None:
         pytest.skip("neither apptainer nor singularity is here (slurm/devcluster/install-apptainer)")
     if not images.image_path(image.image).is_file():
         pytest.skip("there is no thin image (make sif)")
-    container.check_container(image)
+    container.check_container_usable_here(image)
     return image
 
 
@@ -307,7 +309,7 @@ def test_the_stop_signal_reaches_the_worker_and_leaves_the_image_in_place(
     Whether a file server bears signals is up to this machine's apptainer, but for the one that we unpack.
     """
     with started(thin) as (outer, inner):
-        if images.unpacked_runtime_folder() in Path(images.find_runtime() or "").parents:
+        if images.unpacked_runtime_folder() in Path(images.find_container_runtime() or "").parents:
             for child in psutil.Process(outer.pid).children():  # squashfuse, where images are mounted by it
                 if child.pid != inner:
                     child.send_signal(number)

@@ -85,7 +85,7 @@ TYPED = ["bash", "-c", 'set -m; "$@"; true', "shell"]  # as in a shell that a pe
 
 
 @pytest.mark.parametrize(
-    ("starter", "has_terminal", "is_joined"),
+    ("starter", "is_srun_pty_step", "is_joined"),
     [
         (TYPED, True, False),
         ([], True, True),  # srun --pty python ...
@@ -94,13 +94,13 @@ TYPED = ["bash", "-c", 'set -m; "$@"; true', "shell"]  # as in a shell that a pe
     ],
 )
 def test_a_command_typed_into_a_shell_of_srun_pty_is_nobodys_task(
-    starter: list[str], has_terminal: bool, is_joined: bool
+    starter: list[str], is_srun_pty_step: bool, is_joined: bool
 ) -> None:
     main_end, terminal = pty.openpty()
 
     def begin_session() -> None:
         os.setsid()
-        if has_terminal:
+        if is_srun_pty_step:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
     words = [*starter, sys.executable, "-c", ASK]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from slurm import commands, jobs
-from slurm.jobs import JobReport, SubmittedJob
+from slurm.jobs import JobOrigin, JobReport, SubmittedJob
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
 ME, SOMEBODY = 1000, 1001
 FOLDER = Path("/results/sweeps/s/a0")
-JOB = SubmittedJob("12_1", "s-a0", (FOLDER, 1), "here", ME)
+JOB = SubmittedJob("12_1", "s-a0", JobOrigin(FOLDER, 1), "here", ME)
 THEIRS, NAMELESS = JOB._replace(user=SOMEBODY), JOB._replace(id=None)
 HERE = "ClusterName             = here\nPrivateData             = none"
 PRIVATE = HERE.replace("none", "accounts,jobs,users")
@@ -122,7 +122,7 @@ def test_what_goes_on_after_scancel_is_told_with_its_words(programs: Programs) -
     programs.prints(
         "scancel", "scancel: error: Kill job error on job id 12: Access/permission denied", code=1
     )
-    refused = jobs.cancel_jobs([mine, theirs])
+    refused = jobs.try_cancel_jobs([mine, theirs])
     assert [*refused] == [theirs]
     assert "permission denied" in refused[theirs]
 

@@ -16,7 +16,7 @@ import pytest
 
 from slurm import local
 from slurm.local import LocalWorkers
-from slurm.worker_process import WorkerCommand, read_exit_codes
+from slurm.worker_process import WorkerCommand, read_exit_code_by_rank
 from tests.conftest import ROOT, there
 
 Start = Callable[..., LocalWorkers]
@@ -49,12 +49,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for workers in started:
-        workers.kill()
+        workers.kill_and_wait()
 
 
 def end_of(workers: LocalWorkers) -> dict[int, int]:
     deadline = time.monotonic() + 30
-    while (ended := workers.poll()) is None:
+    while (ended := workers.poll_exit_codes()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return ended
@@ -62,7 +62,7 @@ def end_of(workers: LocalWorkers) -> dict[int, int]:
 
 def test_all_workers_end_well_and_leave_notes_and_logs(start: Start, tmp_path: Path) -> None:
     ended = end_of(start("0", "0"))
-    assert ended == read_exit_codes(tmp_path) == {0: 0, 1: 0}
+    assert ended == read_exit_code_by_rank(tmp_path) == {0: 0, 1: 0}
     for rank in (0, 1):
         assert json.loads((tmp_path / f"worker{rank}.json").read_text())["rank"] == rank
         assert (tmp_path / f"worker{rank}_log.out").read_text() == f"rank {rank} of 2: 0,0\n"
@@ -74,24 +74,24 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
 ) -> None:
     workers = start("waits", "killed", "3")
     while len(workers.code_by_rank) < 2:
-        assert workers.poll() is None
+        assert workers.poll_exit_codes() is None
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ended = end_of(workers)
-    assert ended == read_exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
+    assert ended == read_exit_code_by_rank(tmp_path) == {1: -signal.SIGKILL, 2: 3}
     assert all(process.poll() is not None for process in workers.processes)
 
 
 def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
     workers = start("waits", "waits")
     pids = [process.pid for process in workers.processes]
-    workers.kill()
+    workers.kill_and_wait()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Start) -> None:
     """Otherwise the signal would end a Python that is only just starting."""
     workers = start("takes it")
-    workers.request_stop()
+    workers.request_save_and_stop()
     assert end_of(workers) == {0: 0}
 
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_gpu_shows_its_workers_none(start: Start, monkeypatch: p
         workers = start("waits", gpu=gpu)
         seen = psutil.Process(workers.processes[0].pid).environ()
         assert seen["CUDA_VISIBLE_DEVICES"] == expected
-        workers.kill()
+        workers.kill_and_wait()
 
 
 WORKER = """
@@ -117,11 +117,11 @@ OURS = """
 import sys
 from pathlib import Path
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerCommand, WorkerStart
+from slurm.worker_process import WorkerCommand, WorkerStartSpec
 folder = Path(sys.argv[1])
 command = WorkerCommand([sys.executable, str(folder / "worker.py")], ".", 1, None, [], False)
 sys.platform = "another"
-command.start(WorkerStart("orders", folder, WorkerPlace(0, 1, 0), 1, 2)).wait()
+command.start(WorkerStartSpec("orders", folder, WorkerPlace(0, 1, 0), 1, 2)).wait()
 """
 ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1] + '/worker.py'])"
 
@@ -129,9 +129,9 @@ ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1] +
 @pytest.mark.parametrize(
     ("starter", "takes", "watch"),
     [
-        (OURS, "exit_when_stdin_closes", ""),
-        (ANOTHER, "exit_with_parent", ""),
-        (ANOTHER, "exit_with_parent", "vars(os).pop('pidfd_open', None)"),  # not every Linux has it
+        (OURS, "kill_self_when_stdin_closes", ""),
+        (ANOTHER, "kill_self_when_parent_ends", ""),
+        (ANOTHER, "kill_self_when_parent_ends", "vars(os).pop('pidfd_open', None)"),  # not every Linux has it
     ],
 )
 def test_a_worker_ends_with_its_starter(starter: str, takes: str, watch: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from experiments.launch.attempt import container_config
 from slurm import container, pyxis
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
-from slurm.worker_process import WorkerCommand, WorkerStart
+from slurm.worker_process import WorkerCommand, WorkerStartSpec
 from tests.conftest import Command, fine, refused, there
 from tests.slurm.programs import Programs, programs
 
@@ -58,7 +58,7 @@ def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
     named = [REGISTRY, "ubuntu", "ubuntu:24.04", "user@host#a/b"]
     files = ["/images/x", "./x", "x.sqsh", "~/x.squashfs"]
     for image in (*named, *files):
-        assert pyxis.is_image_file(image) == (image in files)
+        assert pyxis.is_image_path(image) == (image in files)
         words = [*ON_SLURM, "container.runtime=pyxis", f'container.image="{image}"']
         found = there(container_config(compose.resolve(words))).image
         assert Path(found).is_absolute() if image in files else found == image
@@ -67,7 +67,7 @@ def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
 def test_a_folder_that_pyxis_would_take_apart_is_refused() -> None:
     for folder in ("/a,b", "/a:b", "/a b"):
         with pytest.raises(ValueError, match="a comma, a colon or a blank"):
-            container.srun_options(choice(REGISTRY), [Path(folder)], Path("/code"))
+            container.srun_pyxis_options(choice(REGISTRY), [Path(folder)], Path("/code"))
 
 
 def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
     )
     with (tmp_path / "out").open("w") as out:
         child = command.start(
-            WorkerStart("ORDERS", tmp_path, WorkerPlace(0, 1, 0), out.fileno(), out.fileno())
+            WorkerStartSpec("ORDERS", tmp_path, WorkerPlace(0, 1, 0), out.fileno(), out.fileno())
         )
         assert child.wait() == 0
     assert (tmp_path / "out").read_text() == f"-m x ORDERS {tmp_path}\n"
@@ -86,13 +86,13 @@ def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
 def test_where_srun_knows_no_container_nothing_is_queued(tmp_path: Path, programs: Programs) -> None:
     programs.prints("srun", "Usage: srun [OPTIONS(0)...]")
     with pytest.raises(ValueError, match="srun has no --container-image here, so this site has no pyxis"):
-        container.check_container(choice(REGISTRY))
+        container.check_container_usable_here(choice(REGISTRY))
     programs.prints("srun", HELP)
-    container.check_container(choice(REGISTRY))
+    container.check_container_usable_here(choice(REGISTRY))
     with pytest.raises(ValueError, match=r"there is no image .*x.sqsh; make it with `enroot import -o "):
-        container.check_container(choice(str(tmp_path / "x.sqsh")))
+        container.check_container_usable_here(choice(str(tmp_path / "x.sqsh")))
     (tmp_path / "x.sqsh").write_bytes(b"hsqs")
-    container.check_container(choice(str(tmp_path / "x.sqsh")))
+    container.check_container_usable_here(choice(str(tmp_path / "x.sqsh")))
     assert len(container.image_provenance(choice(str(tmp_path / "x.sqsh")))["sha256"]) == 64
 
 

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_refusal, explain_waiting
+from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_pending_reason, explain_sbatch_refusal
 
 
 def words(text: str) -> Iterator[str]:
@@ -68,7 +68,7 @@ def test_each_reason_of_slurm_is_told_as_what_it_is() -> None:
         for reason in words(kind):
             assert reason not in reasons
             reasons.add(reason)
-            said = explain_waiting(reason)
+            said = explain_pending_reason(reason)
             assert said.startswith(reason) or reason == "None"
             assert all(sign in said for sign in signs), said
             assert sum(sign in said for sign in SIGNS[:3]) == bool(signs), said
@@ -76,8 +76,8 @@ def test_each_reason_of_slurm_is_told_as_what_it_is() -> None:
 
 
 def test_more_cores_than_a_partition_has_are_no_fault_of_its_name() -> None:
-    assert "change cluster.cpus_per_worker, " in explain_waiting("PartitionConfig")
-    assert "change cluster.partition" in explain_waiting("PartitionDown")
+    assert "change cluster.cpus_per_worker, " in explain_pending_reason("PartitionConfig")
+    assert "change cluster.partition" in explain_pending_reason("PartitionDown")
 
 
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
@@ -103,14 +103,16 @@ REFUSALS = {
 
 def test_a_refusal_is_passed_on_with_the_field_to_change() -> None:
     for said, advice in REFUSALS.items():
-        sentence = explain_refusal(said)
+        sentence = explain_sbatch_refusal(said)
         assert advice in sentence
         assert sentence.count("change cluster.") <= 1
         assert re.sub(r"sbatch: |error: ", "", said.splitlines()[0]) in sentence
 
 
 def test_what_follows_a_reason_changes_nothing() -> None:
-    assert explain_waiting("ReqNodeNotAvail, UnavailableNodes:n[1-2]").startswith("ReqNodeNotAvail, Unav")
-    assert UNTIL_RELEASED in explain_waiting("job requeued in held state")
-    assert UNTIL_RELEASED in explain_waiting("launch_failed_requeued_held")
-    assert explain_waiting("a reason that nobody knows") == "a reason that nobody knows"
+    assert explain_pending_reason("ReqNodeNotAvail, UnavailableNodes:n[1-2]").startswith(
+        "ReqNodeNotAvail, Unav"
+    )
+    assert UNTIL_RELEASED in explain_pending_reason("job requeued in held state")
+    assert UNTIL_RELEASED in explain_pending_reason("launch_failed_requeued_held")
+    assert explain_pending_reason("a reason that nobody knows") == "a reason that nobody knows"

@@ -10,7 +10,7 @@ import pytest
 from slurm import commands, environment
 from slurm.batch_script import BatchScript
 from slurm.submit import submit_array
-from slurm.task import RunTask
+from slurm.task import WorkerTask
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
@@ -26,7 +26,7 @@ AROUND = {
 def submitted(folder: Path, tasks: int = 1) -> tuple[list[str], list[str]]:
     """Submit an array; return the ids of its jobs and the lines that were reported."""
     said = list[str]()
-    ids, cluster = submit_array([RunTask("spec", "")] * tasks, folder / "jobs", SCRIPT, said.append)
+    ids, cluster = submit_array([WorkerTask("spec", "")] * tasks, folder / "jobs", SCRIPT, said.append)
     assert cluster in (None, "devcluster")
     return ids, said
 
@@ -83,7 +83,9 @@ def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
             assert (name in programs.environment("sbatch")) == (not aside), exports
             assert said == ([f"exported, and set aside: {exports} ({aside})"] if aside else [])
             if value:
-                assert environment.exported_options(SCRIPT.options_given) == ([] if aside else [exports])
+                assert environment.exported_sbatch_options(SCRIPT.text_by_option) == (
+                    [] if aside else [exports]
+                )
     monkeypatch.setenv("SBATCH_PARTITION", "gpu")  # as the configuration has it
     assert submitted(tmp_path / "same") == (["7"], [])
 

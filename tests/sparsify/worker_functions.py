@@ -357,7 +357,7 @@ def on_processes(
         if forks and comm == "torch" and not nodes:
             processes.append(_forked(surroundings, orders))
         else:
-            processes.append(_of_its_own(surroundings, orders, nodes.enter(rank) if nodes else []))
+            processes.append(_of_its_own(surroundings, orders, nodes.nsenter_command(rank) if nodes else []))
     try:
         assert [process.wait(timeout=600) for process in processes] == [0] * size
     finally:
@@ -376,7 +376,7 @@ def _of_its_own(
 
 
 def _forked(surroundings: Mapping[str, str], orders: Sequence[object]) -> ForkedWorker:
-    process = fork_server.start_fork_server(threads=1).Process(target=_work, args=(surroundings, orders))
+    process = fork_server.ensure_fork_server(threads=1).Process(target=_work, args=(surroundings, orders))
     process.start()
     return ForkedWorker(process)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.worker import cores
-from experiments.worker.cores import WorkerCores, describe_shared_cores, spare_core_cpus
+from experiments.worker.cores import WorkerCores, describe_core_shortages, spare_core_cpus
 from tests.conftest import Command, fine
 from tests.worker.runs import manifests
 
@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = ([core] for core in HYPER[:3])
 
 def test_workers_need_a_core_for_each_thread() -> None:
     def told(*workers: tuple[str, int, list[str]]) -> list[str]:
-        sentences = describe_shared_cores([WorkerCores(*worker) for worker in workers])
+        sentences = describe_core_shortages([WorkerCores(*worker) for worker in workers])
         assert all("cluster.sbatch=['--hint=nomultithread']" in sentence for sentence in sentences)
         return [sentence.partition(";")[0] for sentence in sentences]
 
@@ -33,8 +33,8 @@ def test_workers_need_a_core_for_each_thread() -> None:
 
 
 def test_the_last_core_is_to_spare_where_the_others_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "assignable_cpus", lambda: set(range(8)))
-    monkeypatch.setattr(cores, "sibling_cpus", lambda cpu: HYPER[cpu % 4])
+    monkeypatch.setattr(cores, "all_cpus_unless_restricted", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "sibling_cpu_list", lambda cpu: HYPER[cpu % 4])
     assert spare_core_cpus(1) == spare_core_cpus(3) == [3, 7]
     assert spare_core_cpus(4) == spare_core_cpus(8) == []
 

@@ -13,7 +13,7 @@ import torch
 from experiments.config.machines import LinkSettings
 from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
-from experiments.worker.link_probe import ProbedLink, TrafficMeter, describe_mismatches
+from experiments.worker.link_probe import ProbedLink, TrafficMeter, describe_bandwidth_mismatch
 from slurm.emulated import counters
 from slurm.emulated.counters import InterfaceCounters
 from sparsify.comm import Comm, CountingComm, virtual
@@ -42,11 +42,11 @@ def probed(gbit_s: Sequence[float], together: float) -> ProbedLink:
 
 def test_a_tenth_off_and_no_less_is_said_with_the_worst_that_was_found() -> None:
     for most, least in ((0.96, 0.91), (1.09, 0.95)):  # headers and noise
-        assert describe_mismatches("ethernet_1g", probed([0.95, most], least)) == []
+        assert describe_bandwidth_mismatch("ethernet_1g", probed([0.95, most], least)) == []
     for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3.0, 3.0], 3.0, 3)):
         link = probed(gbit_s, together)
-        assert bool(describe_mismatches("wifi", link, loses=True)) == (worst > 1)
-        (said,) = describe_mismatches("ethernet_1g", link)
+        assert bool(describe_bandwidth_mismatch("wifi", link, loses=True)) == (worst > 1)
+        (said,) = describe_bandwidth_mismatch("ethernet_1g", link)
         check_parts(
             said, f"link=ethernet_1g was asked for, 1 Gbit/s, ... found {worst} ... on_mismatch=label"
         )
@@ -60,13 +60,13 @@ def test_a_slower_link_stops_the_run_or_labels_its_record(monkeypatch: pytest.Mo
     def check(on_mismatch: str) -> dict[str, Any]:
         emulated = {"where": "slurm", "enter": ["devcluster/enter"], "workers_per_node": 1}
         asked = claiming(on_mismatch, name="mine", gpu="none", link=LINK, **emulated)
-        return hardware.check_machine(asked, torch.device("cpu"), pair, {"delay_s": 0.0})
+        return hardware.verify_machine_and_collect_facts(asked, torch.device("cpu"), pair, {"delay_s": 0.0})
 
     with pytest.raises(MachineMismatch, match=r"workers found 0\.5 between nodes"):
         check("stop")
     noted = check("label")
     assert (noted["checked"], len(noted["mismatch"])) == (["link"], 1)
-    assert noted["link"] == {**slow._asdict(), **hardware.describe_cores(), "delay_s": 0.0}
+    assert noted["link"] == {**slow._asdict(), **hardware.describe_time_slice_and_cores(), "delay_s": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,9 @@ def calibrate(
     seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(DIRECT_KINDS), dtype=float)
     monkeypatch.setattr(link_probe, "_median_seconds", lambda *_, **__: seconds)
     effort = link_probe.ProbeEffort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
-    first, *others = virtual.run(size, lambda comm: link_probe.fit_collectives(comm, (0, 1), effort))
+    first, *others = virtual.run(
+        size, lambda comm: link_probe.measure_and_fit_collectives(comm, (0, 1), effort)
+    )
     assert all(other == first for other in others)
     return first
 
@@ -140,7 +142,7 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
 
     def body(comm: virtual.VirtualComm) -> list[list[int]]:
         """Return which of two sizes are sent directly, in each case."""
-        ways = [link_probe.choose_collectives(comm, *case) for case in cases]
+        ways = [link_probe.choose_comm_for_collectives(comm, *case) for case in cases]
         return [
             [size for size in (10, 2000) if isinstance(way, DirectComm) and way.is_direct("all_gather", size)]
             for way in ways
@@ -151,7 +153,7 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
 
 
 def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "read_counters", lambda: InterfaceCounters(1000, 3))
+    monkeypatch.setattr(counters, "read_interface_counters", lambda: InterfaceCounters(1000, 3))
 
     def body(comm: virtual.VirtualComm) -> Any:
         meter = TrafficMeter(comm)
@@ -161,7 +163,7 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
         meter.permute(ten, [(0, 1), (2, 3)])  # of two workers
         meter.broadcast(ten)  # to three others, by whomever
         DirectComm(meter).barrier()
-        return meter.count_traffic(), meter.sent_bytes
+        return meter.gather_traffic_totals(), meter.sent_bytes
 
     counted = 4 * 120 + 4 * 60 + 80 + 120
     found = {"sent_bytes": 0, "counted_bytes": counted, "resent": 0, "calls": 20}
@@ -169,8 +171,8 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
 
 
 def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "read_counters", lambda: None)
-    assert virtual.run(2, lambda comm: TrafficMeter(comm).count_traffic()) == [None, None]
+    monkeypatch.setattr(counters, "read_interface_counters", lambda: None)
+    assert virtual.run(2, lambda comm: TrafficMeter(comm).gather_traffic_totals()) == [None, None]
 
 
 def test_more_than_headers_is_told_and_so_is_less_than_was_counted() -> None:

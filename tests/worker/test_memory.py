@@ -21,13 +21,13 @@ def built(*words: str) -> RunComponents:
 
 
 def check(run: RunComponents, workers: int) -> None:
-    memory.check_memory([run], workers)
+    memory.check_memory_for_virtual_ranks([run], workers)
 
 
 def rank_mb(*words: str) -> float:
     run = built("task.elements=1000000", *words)
     model = run.task.make_model(run.data, 0, CPU, torch.float32)
-    return memory.rank_bytes(run.task, model, run.method, run.settings) / MB
+    return memory.measure_bytes_per_rank(run.task, model, run.method, run.settings) / MB
 
 
 def test_a_rank_of_local_steps_holds_parameters_optimiser_and_anchor_besides() -> None:
@@ -53,7 +53,7 @@ def test_a_rank_holds_its_gradient_and_what_its_method_needs() -> None:
 
 def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     run = built("task.elements=1000000", "method=topk", "method.density=0.001")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * MB)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 100 * MB)
     said = r"workers=64 virtual ranks need 0\.5 GiB: .* each .*; 0\.1 are free .* workers=(\d+)$"
     with pytest.raises(ValueError, match=said) as refusal:
         check(run, 64)
@@ -63,12 +63,12 @@ def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match=f"workers={fitting}$"):
         check(run, fitting + 1)
     with pytest.raises(ValueError, match=f"workers={fitting} virtual ranks need"):
-        memory.check_memory([run, run], fitting)  # variants are counted together
+        memory.check_memory_for_virtual_ranks([run, run], fitting)  # variants are counted together
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
+    monkeypatch.setattr(memory, "measure_bytes_per_rank", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 2**17)
     with pytest.raises(ValueError, match=r"the model does not fit into memory: .* take a smaller one"):
         check(built("task.elements=1000000"), 8)
 
@@ -79,9 +79,9 @@ def test_parameters_that_are_not_trained_are_no_gradient(monkeypatch: pytest.Mon
     data = datasets.load("digits32", None, CPU)
     part = built("method=topk")._replace(task=TASKS.build("maetiny_cifar10", {}), data=data)
     size = sum(p.nbytes for p in part.task.make_model(part.data, 0, CPU, torch.float32).parameters())
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
-        memory.check_memory([part], 8)
+        memory.check_memory_for_virtual_ranks([part], 8)
 
 
 def test_a_run_that_does_not_fit_ends_with_a_sentence(here: Command) -> None:

@@ -41,7 +41,8 @@ connect.PATIENCE = timedelta(seconds=30)
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 config = compose.resolve(["method=dense", "task=cnn_digits", "workers=2"])
 try:
-    comm = connect.open_group(config, WorkerPlace(rank, 2, 0), folder, False, None, torch.device("cpu"))
+    place = WorkerPlace(rank, 2, 0)
+    comm = connect.join_group_via_folder(config, place, folder, False, None, torch.device("cpu"))
 except ConnectionError as error:
     print(error)
     sys.exit(1)
@@ -73,7 +74,7 @@ def started(
         (file := folder / f"hosts-{name}").write_text(hosts.format(own=name))
         quoted = {"hosts": file, "python": sys.executable, "program": WORKER, "folder": meeting}
         script = ENTER.format(own=name, rank=rank, **{key: shlex.quote(str(quoted[key])) for key in quoted})
-        command = [*nodes.enter(rank), "unshare", "--uts", "--mount", "bash", "-ec", script]
+        command = [*nodes.nsenter_command(rank), "unshare", "--uts", "--mount", "bash", "-ec", script]
         environment = {**environment_for(folder / "results"), **own}
         workers.append(
             subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

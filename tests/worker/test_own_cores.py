@@ -12,7 +12,13 @@ import torch
 
 from experiments.config import compose
 from experiments.worker import hardware
-from experiments.worker.hardware import SLICE_S, cores_of_node, pin_to_cores, set_time_slice, time_slice_s
+from experiments.worker.hardware import (
+    SLICE_S,
+    cores_of_node,
+    pin_to_node_cores,
+    set_time_slice,
+    time_slice_s,
+)
 from slurm.environment import WorkerPlace
 
 T = TypeVar("T")
@@ -61,7 +67,7 @@ def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
         pytest.skip("somebody has dealt out this machine's cores already")
 
     def taken() -> tuple[set[int], set[int], bool]:
-        pin_to_cores(1, 2)
+        pin_to_node_cores(1, 2)
         return cores(), in_a_thread(cores), time_slice_s() in (SLICE_S, None)
 
     share = {*cores_of_node(sorted(before), 1, 2)}
@@ -75,7 +81,7 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "cpu_count", lambda: count + 1)
 
     def taken() -> set[int]:
-        pin_to_cores(1, count)
+        pin_to_node_cores(1, count)
         return cores()
 
     assert in_a_thread(taken) == cores()
@@ -85,12 +91,14 @@ def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = list[list[int]]()
-    monkeypatch.setattr(hardware, "assignable_cpus", lambda: set(range(6)))
+    monkeypatch.setattr(hardware, "all_cpus_unless_restricted", lambda: set(range(6)))
     monkeypatch.setattr(hardware, "set_time_slice", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
     for cluster in (["cluster=local"], ["cluster=netns", "cluster.workers_per_node=2"]):
         config = compose.resolve(["task=vector", "train.validate=never", "workers=3", *cluster])
         for rank in range(3):
             for noted in ({"relay_cpus": [2, 5]}, {}):
-                hardware.prepare_machine(config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted)
+                hardware.pin_cores_and_set_nccl_variables(
+                    config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted
+                )
     assert taken == [[0, 1], [0, 1, 2], [0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]

@@ -21,7 +21,7 @@ from slurm.emulated.network import (
     UNSHARE_AS_ROOT,
     EmulatedLink,
     EmulatedNetwork,
-    check_emulation,
+    check_emulation_by_trial,
     unshare_command,
 )
 from tests.conftest import ROOT, there
@@ -51,7 +51,7 @@ import json, subprocess, sys
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork
 from slurm.worker_process import lifeline
 made = EmulatedNetwork(EmulatedLink(**json.loads(sys.argv[1])), 3)
-wait = [*made.enter(1), sys.executable, "-c", "input()", sys.argv[1]]
+wait = [*made.nsenter_command(1), sys.executable, "-c", "input()", sys.argv[1]]
 subprocess.run(wait, stdin=lifeline())
 """
 
@@ -65,7 +65,7 @@ def fresh() -> Iterator[None]:
 
 
 def python(made: EmulatedNetwork, node: int, code: str, *words: str) -> subprocess.Popen[str]:
-    command = [*made.enter(node), sys.executable, "-c", code, *words]
+    command = [*made.nsenter_command(node), sys.executable, "-c", code, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -106,7 +106,9 @@ def test_nodes_see_each_other_and_nothing_else_and_the_machine_sees_none_of_them
 
 def printed(made: EmulatedNetwork, *words: str) -> str:
     """Return what ip prints on node 0."""
-    return subprocess.run([*made.enter(0), "ip", *words], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [*made.nsenter_command(0), "ip", *words], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @needs_namespaces
@@ -128,7 +130,7 @@ def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> Non
                 starter.kill()
         else:
             with opened(link, 3) as made:
-                subprocess.run([*made.enter(2), "true"], check=True)
+                subprocess.run([*made.nsenter_command(2), "true"], check=True)
         await_gone(link)
     assert devices() == before
 
@@ -155,7 +157,7 @@ def test_links_over_which_no_run_would_end_are_refused(
     link: tuple[Any, ...], nodes: int, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        check_emulation(EmulatedLink(*link), nodes)
+        check_emulation_by_trial(EmulatedLink(*link), nodes)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(
         ValueError, match=r"\(tc: Error: Specified qdisc kind is unknown.\); take cluster=virtual"
     ):
-        check_emulation(a_link(FAST), 2)
+        check_emulation_by_trial(a_link(FAST), 2)
 
 
 def test_nodes_have_different_addresses_of_one_network() -> None:

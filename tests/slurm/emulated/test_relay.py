@@ -19,11 +19,11 @@ from slurm.emulated.network import (
     UNSHARE_AS_ROOT,
     EmulatedLink,
     EmulatedNetwork,
-    check_emulation,
+    check_emulation_by_trial,
     has_netem,
     unshare_command,
 )
-from slurm.worker_process import open_lifeline
+from slurm.worker_process import open_lifeline_pipe
 from tests.conftest import ROOT
 from tests.launch.troubled import await_
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, opened
@@ -33,11 +33,11 @@ WAY_S, UP, DOWN = 0.02, 2e6, 8e6  # seconds one way; bytes a second up and down
 MEASURED = """
 import json, os, socket, sys, time
 from slurm.emulated import switch
-from slurm.worker_process import exit_when_stdin_closes
-exit_when_stdin_closes()
+from slurm.worker_process import kill_self_when_stdin_closes
+kill_self_when_stdin_closes()
 asked = json.loads(sys.argv[1])
 def at(node):
-    switch.enter_namespace(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
+    switch.enter_network_namespace(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
 at(0); server = socket.create_server((switch.node_address(0), 5000))
 at(1); out = socket.create_connection((switch.node_address(0), 5000))
 back = server.accept()[0]
@@ -79,9 +79,9 @@ class Taken(NamedTuple):
 def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
     """Measure what sending takes."""
     asked = json.dumps({"pid": made.pid, "nodes": made.namespaces, "bytes": num_bytes})
-    command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
+    command = [*made.nsenter_command(0), sys.executable, "-c", MEASURED, asked]
     done = subprocess.run(
-        command, stdin=open_lifeline(), capture_output=True, text=True, timeout=100, check=False
+        command, stdin=open_lifeline_pipe(), capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     return Taken(**json.loads(done.stdout))
@@ -136,11 +136,11 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
     link = far()
     with opened(link, 3, "relay") as made:
         statistics = made.statistics
-        assert not made.is_gone
+        assert not made.has_ended
         os.kill(made.pid, signal.SIGKILL)
         await_gone(link)
         assert made.holder.wait(10)
-        assert made.is_gone
+        assert made.has_ended
     assert statistics is not None
     assert not statistics.exists()
 
@@ -150,7 +150,7 @@ def test_a_machine_without_tun_devices_is_told(
 ) -> None:
     monkeypatch.setattr(switch, "make_relayed_nodes", lambda nodes, asked: switch.open_tun_device("eth0"))
     monkeypatch.setattr(switch, "TUN", "/dev/null")  # no device of that kind
-    assert switch.main('{"nodes": 2, "alpha_s": 0.05, "beta_s_per_byte": 8e-8, "relay": "none"}') == 2
+    assert switch.hold_network('{"nodes": 2, "alpha_s": 0.05, "beta_s_per_byte": 8e-8, "relay": "none"}') == 2
     why = json.loads(capsys.readouterr().out)["why"]
     assert why.startswith("a long link needs TUN devices, and /dev/null gives none: ")
     assert "load the module (modprobe tun)" in why
@@ -162,7 +162,7 @@ def test_a_user_who_may_not_have_tun_devices_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(
-        switch.SetUpError, match=r"Permission denied; let all users have it.*chmod 666 /dev/net/tun"
+        switch.NetworkSetupError, match=r"Permission denied; let all users have it.*chmod 666 /dev/net/tun"
     ):
         switch.open_tun_device("eth0")
 
@@ -182,7 +182,7 @@ def test_an_acknowledgement_does_not_wait_for_the_data_of_its_own_pair() -> None
         node.send(packet(1, size))
     shared = (os.memfd_create("statistics"), from_node.fileno(), to_other.fileno())
     words = ["0.01", "0", "0", "1e-6", "1e-6", "1", "0"]
-    program = [str(relay.relay_program()), *words, *map(str, shared)]
+    program = [str(relay.ensure_relay_compiled()), *words, *map(str, shared)]
     running = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=shared)
     found = [len(other.recv(1 << 16)) for _ in sizes]
     running.communicate(timeout=30)
@@ -199,14 +199,14 @@ def test_what_a_kernel_can_not_do_is_refused() -> None:
         with pytest.raises(
             ValueError, match=r"cluster.by=netem: this kernel has none.*take cluster.by=relay"
         ):
-            check_emulation(far(), 2, by="netem")
+            check_emulation_by_trial(far(), 2, by="netem")
 
 
 def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"no compiler for its relay: none of c\+\+, g\+\+, clang\+\+"):
-        relay.relay_program()
+        relay.ensure_relay_compiled()
 
 
 @needs_namespaces
