@@ -37,22 +37,22 @@ SCALE_NAMES = {
 }  # fmt: skip
 
 
-class Evidence(NamedTuple):
+class ClaimEvidence(NamedTuple):
     """The runs that a claim read, and no others."""
 
     frames: Frames  # with their runs only; the other tables are whole
 
     @classmethod
-    def from_keys(cls, frames: Frames, keys: Collection[str]) -> Evidence:
+    def from_read_keys(cls, frames: Frames, keys: Collection[str]) -> ClaimEvidence:
         """Return the evidence of these runs, or of all where a claim did not say which it reads."""
         runs = frames.runs[frames.runs["key"].isin(keys)] if keys else frames.runs
         return cls(frames._replace(runs=runs))
 
-    def without_virtual_runs(self) -> Evidence:
+    def process_runs_if_any(self) -> ClaimEvidence:
         """Return the evidence of processes alone, where there are any: these alone gave times."""
         runs = self.frames.runs
         measured = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
-        return Evidence(self.frames._replace(runs=measured)) if len(measured) else self
+        return ClaimEvidence(self.frames._replace(runs=measured)) if len(measured) else self
 
     @property
     def launches(self) -> pd.DataFrame:
@@ -65,39 +65,39 @@ class Evidence(NamedTuple):
         return table
 
     @property
-    def occasions(self) -> int:
+    def num_occasions(self) -> int:
         """Number of times at which launches were begun: one lasts half an hour."""
         return len(occasion_starts(self.launches["began"].dropna()))
 
     @property
-    def link_asked(self) -> float | None:
+    def link_asked_gbit_s(self) -> float | None:
         """Gbit/s of the emulated link between two nodes that was asked for; None of several."""
         asked = captions.distinct_values(self.frames, "cluster.link.beta_s_per_byte")
-        return 8e-9 / float(asked[0]) if self.is_emulated and len(asked) == 1 else None
+        return 8e-9 / float(asked[0]) if self.has_emulated_links and len(asked) == 1 else None
 
     @property
     def links_found_gbit_s(self) -> list[float]:
         """Gbit/s that a node found while all were sending, of each run; none where several were asked for."""
-        if self.link_asked is None:
+        if self.link_asked_gbit_s is None:
             return []
         column = "provenance.machine.link.together_gbit_s"
         return sorted(map(float, pd.to_numeric(self._column(column)).dropna()))
 
     @property
-    def link_found(self) -> float | None:
+    def link_found_gbit_s(self) -> float | None:
         """Gbit/s that was found of the link that is farthest from what was asked for."""
-        asked = self.link_asked or math.nan
+        asked = self.link_asked_gbit_s or math.nan
         return max(self.links_found_gbit_s, key=lambda gbit_s: abs(gbit_s / asked - 1), default=None)
 
     @property
-    def is_emulated(self) -> bool:
+    def has_emulated_links(self) -> bool:
         """True if nodes of one machine were joined by token buckets."""
         return bool(self._column("cluster.where").eq(EMULATED).any())
 
     @property
-    def is_link_off(self) -> bool:
+    def is_link_off_target(self) -> bool:
         """True if a link was found that can't be called by what was asked for."""
-        asked, found = self.link_asked, self.link_found
+        asked, found = self.link_asked_gbit_s, self.link_found_gbit_s
         return asked is not None and found is not None and abs(found / asked - 1) > LINK_TOLERANCE
 
     def link_text(self) -> str:
@@ -105,10 +105,10 @@ class Evidence(NamedTuple):
 
         A link with a length has that, too: '0.1 Gbit/s and 50 ms one way'.
         """
-        asked, found = self.link_asked, self.links_found_gbit_s
+        asked, found = self.link_asked_gbit_s, self.links_found_gbit_s
         if asked is None or not found:
             return f"{format_number(asked)} Gbit/s (asked)" if asked else "emulated links"
-        if not self.is_link_off:
+        if not self.is_link_off_target:
             return f"{format_number(asked)} Gbit/s{self._length_text()}"
         ends = dict.fromkeys((format_brief(found[0], 2), format_brief(found[-1], 2)))
         return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked)}){self._length_text()}"
@@ -122,12 +122,12 @@ class Evidence(NamedTuple):
             return ""
         return f" and {format_number(1e3 * delays_s[0])} ms one way"
 
-    def is_registered(self, claim: str, digest: str) -> bool:
+    def has_rule_registered(self, claim_id: str, digest: str) -> bool:
         """Return True where every run was begun when the claim had this very rule."""
         texts = self._column(RULES_COLUMN)
-        return bool(texts.notna().all()) and all(json.loads(t).get(claim) == digest for t in texts.unique())
+        return bool(texts.notna().all()) and all(json.loads(t).get(claim_id) == digest for t in texts.unique())
 
-    def chance_ending_text(self, chance: ChanceLookup) -> str:
+    def chance_ending_text(self, chance_of_task: ChanceLookup) -> str:
         """Return where the first training ended that ended at chance; empty where none did."""
         runs = self.frames.runs
         columns = [name for name in TOP1_COLUMNS if name in runs]
@@ -135,7 +135,7 @@ class Evidence(NamedTuple):
             return ""
         final_top1 = runs[columns].bfill(axis="columns").iloc[:, 0]
         for task, top1 in zip(runs["task.name"], final_top1, strict=True):
-            level = chance(str(task))
+            level = chance_of_task(str(task))
             if (
                 level is not None and pd.notna(top1) and top1 <= CHANCE_MARGIN * level
             ):  # some validate nothing
@@ -145,12 +145,13 @@ class Evidence(NamedTuple):
                 )
         return ""
 
-    def chance_level(self, chance: ChanceLookup) -> float | None:
+    def common_chance_percent(self, chance_of_task: ChanceLookup) -> float | None:
         """Return the percent of top-1 that guessing gives in these trainings; None of several levels."""
-        levels = {chance(str(task)) for task in self.frames.runs.get("task.name", ())}
+        levels = {chance_of_task(str(task)) for task in self.frames.runs.get("task.name", ())}
         return levels.pop() if len(levels) == 1 else None
 
-    def is_simulated(self) -> bool:
+    @property
+    def has_simulated_times(self) -> bool:
         """Return True where virtual ranks made some of their times."""
         return captions.has_simulated_times(self.frames)
 
@@ -166,8 +167,8 @@ def deviating_links_text(frames: Frames) -> str:
     column = "cluster.link.beta_s_per_byte"
     if column not in frames.runs:
         return ""
-    links = [Evidence(frames._replace(runs=runs)) for _, runs in frames.runs.groupby(column, sort=False)]
-    texts = [link.link_text() for link in links if link.is_link_off]
+    links = [ClaimEvidence(frames._replace(runs=runs)) for _, runs in frames.runs.groupby(column, sort=False)]
+    texts = [link.link_text() for link in links if link.is_link_off_target]
     return captions.join_with_and(dict.fromkeys(texts)) if texts else ""
 
 

@@ -138,7 +138,7 @@ def write_figure_files(
     if draws_picture:
         style.save_png_pdf_svg(figure.draw(frames, profile), folder, name)
     number_tables = figure.tables(frames)
-    tables.save_tables(number_tables, folder, name, *_describe_scale(figure, frames))
+    tables.write_table_files(number_tables, folder, name, *_describe_scale(figure, frames))
     if figure.bibtex:
         write_atomic(folder / f"{name}.bib", figure.bibtex)
     judged = figure.judge(frames)

@@ -54,7 +54,9 @@ def claims() -> int:
 def judge_best_profile(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
     """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
     for profile in PROFILES_BEST_FIRST:
-        if profile in figure.profiles and (records := find_figure_records(figure, profile, folders, shipped)):
+        is_drawn = profile in figure.profiles
+        records = find_figure_records(figure, profile, folders, shipped) if is_drawn else None
+        if records:
             return figure.judge(records.frames)
     return figure.judge(empty_frames())
 
@@ -65,8 +67,8 @@ def list_answers(
     """Yield the claims of all items that answer each statement; of one without an answer, the reason."""
     for statement in statements:
         is_answered = False
-        other_items = sorted(set(verdicts_by_item) - set(statement.first))
-        for item in (*statement.first, *other_items):
+        other_items = sorted(set(verdicts_by_item) - set(statement.items_answering_first))
+        for item in (*statement.items_answering_first, *other_items):
             for verdict in verdicts_by_item[item]:
                 if statement.id in verdict.claim.answers:
                     is_answered = True
@@ -74,12 +76,14 @@ def list_answers(
                         statement.number,
                         verdict.word,
                         f"{item}: {verdict.claim.text}",
-                        verdicts.published_text(verdict.claim),
-                        verdicts.measured_text(verdict),
+                        verdicts.paper_value_text(verdict.claim),
+                        verdicts.our_value_text(verdict),
                         verdict.explanation or verdict.reason,
                     )
-        if statement.why or not is_answered:
-            yield StatementAnswer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
+        if statement.reason_left_open or not is_answered:
+            yield StatementAnswer(
+                statement.number, NOT_JUDGED, statement.text, "", "", statement.reason_left_open
+            )
 
 
 def count_answers(answers: Sequence[StatementAnswer]) -> dict[str, object]:

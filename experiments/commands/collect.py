@@ -112,7 +112,7 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
         yield f"{figure.file_stem(profile)}: {rendered.picture if rendered else 'its runs are missing'}"
     rows = judge_shipped_figures(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.verdicts_csv(rows))
-    write_atomic(folders.shipped / VERDICTS_PAGE, verdicts.verdicts_page(rows))
+    write_atomic(folders.shipped / VERDICTS_PAGE, verdicts.verdicts_page_markdown(rows))
     before_part, _, rest = README.read_text().partition(README_BEGIN)
     _, _, after_part = rest.partition(README_END)
     part = f"{README_BEGIN}\n{readme_verdicts_markdown(rows)}{README_END}"
@@ -213,11 +213,11 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
             cells = (
                 f"{MARK_BY_WORD[word][0]} {word}{scale}",
                 f"[{cited.short}](results/shipped/figures/{cited.page}.md)",
-                verdicts.published_text(verdict.claim),
-                verdicts.measured_text(verdict),
+                verdicts.paper_value_text(verdict.claim),
+                verdicts.our_value_text(verdict),
             )
             lines.append("| " + " | ".join(cells) + " |")
-    counts = verdicts.count_words(
+    counts = verdicts.count_causes_by_word(
         (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
     )
     listed = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])

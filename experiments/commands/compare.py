@@ -92,7 +92,7 @@ def _write_files(comparison: Comparison, frames: Frames, folders: ResultFolders,
     """Write picture, table and page of a comparison, and return their paths."""
     table = comparison.table(frames)
     style.save_png_pdf_svg(comparison.picture(frames), folders.figures, name)
-    tables.save_tables(
+    tables.write_table_files(
         [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
     )
     parts = (

@@ -114,7 +114,7 @@ def write_report(folders: ResultFolders, *, draws: bool = True) -> Path:
     own_rows = _load_rows(site, OWN_ROWS, digest)
     kept_shipped = _with_data(site, [run for _, run in shipped_rows if run.run not in own_digests])
     own_runs = _with_data(site, [run for record, run in own_rows if own_digests.get(run.run) == record])
-    site.clear_stale_files([run.id for run in (*kept_shipped, *own_runs)])
+    site.clear_stale_files_and_copy_assets([run.id for run in (*kept_shipped, *own_runs)])
     own_ids = {run.id for run in own_runs}
     kept_names = {run.run for run in own_runs}
     for run in _read_own_runs(folders, [name for name in own_digests if name not in kept_names]):
@@ -132,7 +132,7 @@ def write_report(folders: ResultFolders, *, draws: bool = True) -> Path:
     ended_runs = [run for run in own_runs if run.state in (DONE, DIVERGED)]
     _store_rows(site, OWN_ROWS, digest, [(own_digests[run.run], run) for run in ended_runs])
     runs = [*own_runs, *(run for run in shipped_runs if run.id not in own_ids)]
-    return pages.write_pages(site, items, [*_method_cards()], notes, runs, [*_findings(items)])
+    return pages.write_report_pages(site, items, [*_method_cards()], notes, runs, [*_findings(items)])
 
 
 def _load_rows(site: pages.ReportSite, name: str, digest: str) -> list[tuple[str, RunPage]]:
@@ -191,7 +191,7 @@ def _write_run_data(
         commands=tuple(f"python -m experiments {call}" for call in calls),
     )
     if run.id not in skipped_ids:
-        site.write_data(f"{pages.RUN}/{run.id}", run.details())
+        site.write_data_script(f"{pages.RUN}/{run.id}", run.page_content())
     return replace(run, parts={}, provenance={}, logs=())  # ten thousand fit into memory
 
 

@@ -106,7 +106,7 @@ def _index_paths(folders: ResultFolders) -> list[Path]:
 
 def _check_published() -> Iterator[str]:
     try:
-        published = tables.read_tables(tables.FOLDER)
+        published = tables.read_verified_tables(tables.FOLDER)
         print(f"{sum(map(len, published))} rows of published facts in {tables.FOLDER}")
     except DamagedFileError as damage:
         yield str(damage)

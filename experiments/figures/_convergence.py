@@ -85,7 +85,7 @@ def _curves_panel(
         panels.append(draw_published(steps, band, style.method_style(method)))
     panels += [
         plots.vertical_line_panel((epoch - 1) * yoon2022.STEPS_PER_EPOCH)
-        for epoch in published.decay_epochs()
+        for epoch in published.learning_rate_decay_epochs()
     ]
     panels.append(plots.panel_maker(marks.add_published_legend_entry)(yoon2022.PAPER))
     return plots.overlay_panels(*panels)
@@ -103,10 +103,10 @@ def _ends_panel(
         if mean and mean.low is not None:
             marks.draw_mean_mark(axes, place - ASIDE / 3, mean, line.look)
         if line.published_method:
-            jobs = published.column_by_machine(line.published_method, PUBLISHED_COLUMNS[column])
+            jobs = published.epoch_column_per_machine(line.published_method, PUBLISHED_COLUMNS[column])
             marks.draw_published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
     if is_last:
-        plots.set_place_labels(axes, [line.look.label for line in replicates.values()])
+        plots.set_x_place_labels(axes, [line.look.label for line in replicates.values()])
         axes.set(xlabel="At the end", xlim=(-0.6, len(replicates) - 0.4))
         axes.tick_params(axis="x", **({"labelsize": 6} if len(replicates) > 3 else {}))
     axes.grid(True, axis="y")
@@ -144,7 +144,7 @@ def convergence_facts(frames: Frames) -> dict[str, str]:
     ]
     clock = captions.join_with_and(captions.distinct_values(frames, "train.epoch_steps") or [""])
     losses = [
-        published.column_by_machine(method, PUBLISHED_COLUMNS["val_loss"]) for method in yoon2022.METHODS
+        published.epoch_column_per_machine(method, PUBLISHED_COLUMNS["val_loss"]) for method in yoon2022.METHODS
     ]
     highest = max(float(table.max().max()) for table in losses)
     is_cut = highest > ABOVE * LOG_TICKS[-1]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, mean_communication_ms
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records import phases
 from analysis.records.frames import Frames, cache_by_frames
@@ -118,7 +118,7 @@ def published_compute_and_select(method: str) -> ComputeAndSelectSeconds:
     beyond that.
     """
     dense_ms, method_ms = (
-        validation_free_step_ms(job).value - float(communication_ms(job)[0])
+        validation_free_step_ms(job).value - float(mean_communication_ms(job)[0])
         for job in (JOB_BY_GPU_AND_METHOD["A100", "dense"], JOB_BY_GPU_AND_METHOD["A100", method])
     )
     return ComputeAndSelectSeconds(1e-3 * dense_ms, 1e-3 * (method_ms - dense_ms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.published.block_intervals import combine_estimates
+from analysis.published.block_intervals import combine_independent_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
@@ -25,4 +25,4 @@ def exact_estimate(frames: Frames, value: float, count: int) -> Estimate:
 def validation_free_step_ratio(slower: JobName, quicker: JobName) -> Estimate:
     """Return the ratio of the times of an iteration of two jobs, without validation."""
     steps = (validation_free_step_ms(JOB_BY_GPU_AND_METHOD[job]) for job in (slower, quicker))
-    return combine_estimates(lambda long, short: long / short, *steps)
+    return combine_independent_estimates(lambda long, short: long / short, *steps)

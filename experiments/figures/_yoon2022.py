@@ -24,7 +24,7 @@ from analysis.stats import (
     phase_statistic,
     samples_per_second,
     step_time_ratio,
-    student_quantile,
+    student_t_quantile,
 )
 from experiments.config.run import Run, RunOrWords, RunSettings
 from experiments.figures import _runs
@@ -48,7 +48,7 @@ MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
 
 def timing_runs(
     profile: str,
-    mode: str,
+    timing_mode: str,
     variants: Mapping[str, RunSettings] | None = None,
     overrides: RunOrWords = (),
     scale_item: str = "timing",
@@ -62,10 +62,10 @@ def timing_runs(
         overrides: settings for all of them.
         scale_item: whose entry in scales.yaml says how profiles scale it.
     """
-    validate = "epoch" if mode == "as_published" else "never"
+    validate = "epoch" if timing_mode == "as_published" else "never"
     shared = recipe_run(profile, profile_settings(scale_item, profile)) | {
         "train.validate": validate,
-        "timing.mode": mode,
+        "timing.mode": timing_mode,
     }
     return [Run((shared | overrides).settings, variants or _runs.settings_by_variant("timing"))]
 
@@ -114,7 +114,7 @@ def recipe_run(profile: str, settings: RunSettings) -> Run:
 
 
 @cache_by_frames
-def method_run_keys(frames: Frames, method: str, mode: str = "") -> list[str]:
+def method_run_keys(frames: Frames, method: str, timing_mode: str = "") -> list[str]:
     """Return the runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
         return []
@@ -123,42 +123,44 @@ def method_run_keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     return [
         str(run["key"])
         for run in to_dicts(frames.runs.sort_values("seed")[columns])
-        if method_id(run) == method and mode in ("", run["timing.mode"])
+        if method_id(run) == method and timing_mode in ("", run["timing.mode"])
     ]
 
 
-def measured_methods(frames: Frames, mode: str = "") -> list[str]:
+def measured_methods(frames: Frames, timing_mode: str = "") -> list[str]:
     """Return the methods that have runs, the paper's first.
 
     Raises:
         ValueError: none has.
     """
     candidates = dict.fromkeys((*METHODS, *map(method_id, to_dicts(frames.runs))))
-    methods = [method for method in candidates if method_run_keys(frames, method, mode)]
+    methods = [method for method in candidates if method_run_keys(frames, method, timing_mode)]
     if not methods:
-        raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")
+        raise ValueError(
+            f"nothing to draw: there is no run{f' in timing mode {timing_mode}' if timing_mode else ''}"
+        )
     return methods
 
 
 # --- what is measured: functions of frames and of the methods that a claim names (`Claim.of`)
 
 
-def method_samples_per_s(frames: Frames, method: str, mode: str = "") -> Estimate | None:
+def method_samples_per_s(frames: Frames, method: str, timing_mode: str = "") -> Estimate | None:
     """Return the samples per second of all workers."""
-    return samples_per_second(frames, method_run_keys(frames, method, mode))
+    return samples_per_second(frames, method_run_keys(frames, method, timing_mode))
 
 
 def step_time_ratio_to_baseline(
-    frames: Frames, method: str, baseline: str = "dense", mode: str = "production"
+    frames: Frames, method: str, baseline: str = "dense", timing_mode: str = "production"
 ) -> Estimate | None:
-    """Return the time of an iteration of a method over that of another."""
+    """Return the time of an iteration of a method over that of the baseline."""
     return step_time_ratio(
-        frames, method_run_keys(frames, method, mode), method_run_keys(frames, baseline, mode)
+        frames, method_run_keys(frames, method, timing_mode), method_run_keys(frames, baseline, timing_mode)
     )
 
 
 def step_percent_longer(frames: Frames, method: str, baseline: str = "dense") -> Estimate | None:
-    """Return by how many percent an iteration of a method is longer, nothing synchronising inside it."""
+    """Return by how many percent an iteration of a method is longer, in the timing mode `production`."""
     ratio = step_time_ratio_to_baseline(frames, method, baseline)
     return ratio and ratio.percent_above_one()
 
@@ -174,24 +176,24 @@ def estimate_phase_statistic(
     phases: Sequence[str],
     statistic: Callable[..., Any] = sum_in_ms,
     bounds: Bounds = POSITIVE,
-    mode: str = "serialised",
+    timing_mode: str = "serialised",
 ) -> Estimate | None:
     """Return a statistic of the seconds of these phases: by default milliseconds of all together."""
-    return phase_statistic(frames, method_run_keys(frames, method, mode), phases, statistic, bounds)
+    return phase_statistic(frames, method_run_keys(frames, method, timing_mode), phases, statistic, bounds)
 
 
 def extra_phase_ms(
-    frames: Frames, method: str, baseline: str, phases: Sequence[str], mode: str = "serialised"
+    frames: Frames, method: str, baseline: str, phases: Sequence[str], timing_mode: str = "serialised"
 ) -> Estimate | None:
     """Return the milliseconds by which these phases together take longer than the baseline's."""
-    keys, baseline_keys = (method_run_keys(frames, name, mode) for name in (method, baseline))
+    keys, baseline_keys = (method_run_keys(frames, name, timing_mode) for name in (method, baseline))
     difference = phase_seconds_difference(frames, keys, baseline_keys, phases)
     return difference and difference.scale_by(1e3)
 
 
 def subtract_exact(estimate: Estimate, amount: float) -> Estimate:
     """Return an estimate less an exact number."""
-    low, high = (None if edge is None else edge - amount for edge in (estimate.low, estimate.high))
+    low, high = (None if end is None else end - amount for end in (estimate.low, estimate.high))
     return estimate._replace(value=estimate.value - amount, low=low, high=high)
 
 
@@ -207,7 +209,7 @@ def published_replicate_spread(column: str, workers: int = 8) -> float:
     """
     pairs = np.array(list(published_value("yoon2022.replicates")[column][workers].values()))
     deviation = math.sqrt(float(((pairs[:, 0] - pairs[:, 1]) ** 2).mean()) / 2)
-    return student_quantile(len(pairs)) * deviation
+    return student_t_quantile(len(pairs)) * deviation
 
 
 def published_replicate_gap_spread(column: str) -> float:

@@ -169,7 +169,7 @@ class Figure:
 
     def claim_rule_digests(self) -> dict[str, str]:
         """Return the digest of each claim's rule by the claim's id."""
-        return {claim.id: claim.rule(self.scale) for claim in self.claims()}
+        return {claim.id: claim.rule_digest(self.scale) for claim in self.claims()}
 
     def check_claims(self) -> None:
         """Refuse claims that can't be made, that share an id, or that answer statements that no paper makes.
@@ -258,7 +258,7 @@ class Figure:
             parts += ["## Numbers\n", written.tables_markdown(numbers)]
         if verdicts:
             parts.append("## How each number was read, and when it counts as reproduced\n")
-            parts.append(judged.notes_markdown(verdicts))
+            parts.append(judged.claim_notes_markdown(verdicts))
         return "\n".join(parts)
 
 

@@ -57,7 +57,7 @@ def table(frames: Frames) -> Table:
 
 
 def mean_percent_left_out(run: Frames, density: float) -> float:
-    """Return the mean over steps at the density next to this one, in percent."""
+    """Return the percent of energy left out at the nearest looked-at density, the mean over steps."""
     table = looks.select_looks(run, "left_out", ALL)
     nearest = min(table["x"].unique(), key=lambda x: abs(np.log(x / density)))
     return 100 * float(table.loc[table["x"] == nearest, "value"].mean())

@@ -14,16 +14,16 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.evidence import Evidence
+from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.stats import Estimate, final_mean, mean_curve
 from analysis.tables import Table
-from analysis.times.exchange_rounds import StepSeconds, step_seconds_by_launch
+from analysis.times.exchange_rounds import LaunchStepSeconds, step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
-    all_seeds_reach,
+    is_reached_by_all_seeds,
     crossing_by_seed,
     seconds_to_target,
     speedup_to_target,
@@ -106,7 +106,7 @@ def training_run_keys(frames: Frames, method: MethodWithPeriod, where: str = "vi
 
 
 @cache_by_frames
-def method_step_seconds_by_launch(frames: Frames, method: MethodWithPeriod) -> dict[int, StepSeconds]:
+def method_step_seconds_by_launch(frames: Frames, method: MethodWithPeriod) -> dict[int, LaunchStepSeconds]:
     """Return the steps of the launches in which a method took turns, by launch."""
     columns = {**NETNS, "train.validate": "never", "collectives": "backend" if method == RINGS else "auto"}
     return step_seconds_by_launch(frames, TRAININGS.run_keys(frames, _trained_method(method), columns))
@@ -235,7 +235,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def _describe_link(frames: Frames) -> str:
-    return Evidence(select_runs(frames, find_run_keys(frames, NETNS))).link_text()
+    return ClaimEvidence(select_runs(frames, find_run_keys(frames, NETNS))).link_text()
 
 
 @plots.panel_maker
@@ -250,7 +250,7 @@ def _steps_panel(
         axes.barh(place, max(0.0, step.value - computing_ms), left=computing_ms, color=colour)
         if step.low is not None and step.high is not None:
             axes.plot([step.low, step.high], [place, place], color="#111111", linewidth=1)
-    plots.set_row_labels(axes, [_label(method) for method in steps])
+    plots.set_y_row_labels(axes, [_label(method) for method in steps])
     axes.set(xlabel="Mean step (ms); pale: computing")
 
 
@@ -329,7 +329,7 @@ def facts(frames: Frames) -> dict[str, object]:
     never = [
         _label(method)
         for method in mean_step_s_by_method(frames)
-        if loss and not all_seeds_reach(steps_to_loss(frames, method, loss))
+        if loss and not is_reached_by_all_seeds(steps_to_loss(frames, method, loss))
     ]
     return {
         "link": _describe_link(frames),

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.evidence import Evidence
+from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames
@@ -19,7 +19,7 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, mean_c
 from analysis.tables import Table
 from analysis.times.time_to_target import (
     CrossingBySeed,
-    all_seeds_reach,
+    is_reached_by_all_seeds,
     crossing_by_seed,
     seconds_to_target,
     speedup_to_target,
@@ -105,7 +105,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     axes: dict[str, Any] = {
         "reference_y": target_top1_percent(frames),
         "xlim": (0, None),
-        "title": f"over {Evidence(frames).link_text()}",
+        "title": f"over {ClaimEvidence(frames).link_text()}",
     }
     panels = [
         plots.curves_panel(by_minutes, xlabel="Minutes of training", **axes),
@@ -159,7 +159,7 @@ def _time_row(frames: Frames, label: str, level: float) -> dict[str, object]:
 
 def _missing_seeds(seconds: CrossingBySeed) -> list[int]:
     """Return the seeds that never get there."""
-    return [seed for seed, crossing in seconds.items() if not all_seeds_reach({seed: crossing})]
+    return [seed for seed, crossing in seconds.items() if not is_reached_by_all_seeds({seed: crossing})]
 
 
 def _last_value(frames: Frames, keys: Sequence[str], column: str) -> Estimate:
@@ -179,7 +179,7 @@ def facts(frames: Frames) -> dict[str, object]:
     never = text_template("survey.time-to-accuracy.never").format(who=captions.join_with_and(missing))
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
-        "link": Evidence(frames).link_text(), "share": format_number(SHARE), "target": format_brief(level),
+        "link": ClaimEvidence(frames).link_text(), "share": format_number(SHARE), "target": format_brief(level),
         "never": never * bool(missing), "falls": captions.join_with_and(falls),
         "every": setting_values_text(frames, "train.validate_every"),
     }  # fmt: skip

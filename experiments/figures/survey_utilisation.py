@@ -22,7 +22,7 @@ from analysis.records.steps import warm_steps
 from analysis.stats import Estimate, MixedRunsError
 from analysis.tables import Table
 from analysis.times import exchange_rounds
-from analysis.times.exchange_rounds import StepSeconds
+from analysis.times.exchange_rounds import LaunchStepSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._links import (
@@ -140,7 +140,7 @@ def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[flo
 @cache_by_frames
 def method_step_seconds_by_launch(
     frames: Frames, method: str, link: RequestedLink, timed_every: int | None = None
-) -> dict[int, StepSeconds]:
+) -> dict[int, LaunchStepSeconds]:
     """Return what steps with an exchange and without take, by launch; see `launch_run_keys`."""
     return exchange_rounds.step_seconds_by_launch(
         frames, launch_run_keys(frames, method, link, timed_every), exchanges_per_round(method)

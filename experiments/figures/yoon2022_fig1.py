@@ -53,7 +53,7 @@ def _lanes_panel(
     """Draw a lane of phases for each rank."""
     for rank in ranks:
         marks.draw_rank_lane(axes, rank, spans[spans["rank"] == rank], end_ms)
-    plots.set_row_labels(axes, [f"rank {rank}" for rank in ranks])
+    plots.set_y_row_labels(axes, [f"rank {rank}" for rank in ranks])
     axes.set_title(style.method_style(method).label, loc="left")
     plots.finish_axes(axes, xlim=(0, end_ms * 1.01), xlabel=xlabel, grid="x")
 
@@ -78,7 +78,7 @@ def table(frames: Frames) -> Table:
 def typical_iteration_spans(frames: Frames, key: str) -> pd.DataFrame:
     """Return a typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
     spans = timeline.spans_of_run(frames, key)
-    return timeline.align_spans(spans[spans["step"] == timeline.find_typical_step(frames, key)])
+    return timeline.align_spans(spans[spans["step"] == timeline.find_typical_warm_step_with_spans(frames, key)])
 
 
 def facts(frames: Frames) -> dict[str, str]:

@@ -57,7 +57,7 @@ def _epochs_panel(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -
     measured = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
     curves = plots.curves_panel(measured, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
     return plots.overlay_panels(
-        curves, *(plots.vertical_line_panel(epoch, **FALL_LINE) for epoch in published.decay_epochs())
+        curves, *(plots.vertical_line_panel(epoch, **FALL_LINE) for epoch in published.learning_rate_decay_epochs())
     )
 
 
@@ -66,14 +66,14 @@ def positive_top1_gap_by_epoch(workers: int) -> pd.DataFrame:
 
     A logarithmic axis has no place for what is not above 0: it becomes NaN, and the curve is interrupted.
     """
-    table = published.mean_and_range(_gaps_by_machine(workers))
+    table = published.mean_and_range_over_columns(_gaps_by_machine(workers))
     above: pd.DataFrame = table.where(table > 0)
     return above
 
 
 def _gaps_by_machine(workers: int) -> pd.DataFrame:
     """Return dense less Top-k, a row per epoch and a column per machine."""
-    dense, topk = (published.column_by_machine(method, workers=workers) for method in ("dense", "topk"))
+    dense, topk = (published.epoch_column_per_machine(method, workers=workers) for method in ("dense", "topk"))
     gaps: pd.DataFrame = dense - topk
     return gaps
 
@@ -100,7 +100,7 @@ def table(frames: Frames) -> Table:
 
 def facts(frames: Frames) -> dict[str, int]:
     """Return the epochs before which the learning rate falls."""
-    return dict(zip(("first", "second"), published.decay_epochs(), strict=True))
+    return dict(zip(("first", "second"), published.learning_rate_decay_epochs(), strict=True))
 
 
 def claims() -> list[Claim]:
@@ -112,7 +112,7 @@ def claims() -> list[Claim]:
 
 
 def _method_end(_: Frames, method: str) -> Estimate | None:
-    return estimate_mean(published.column_by_machine(method).iloc[-1].to_numpy())
+    return estimate_mean(published.epoch_column_per_machine(method).iloc[-1].to_numpy())
 
 
 def _mean_gap(_: Frames) -> Estimate | None:

@@ -57,15 +57,20 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def replicates_by_training(frames: Frames) -> dict[str, convergence.SeedReplicates]:
-    """Return the runs of each method and density."""
-    lines = {}
+    """Return the runs of each method and density that has any.
+
+    Raises:
+        ValueError: none has.
+    """
+    replicates = {}
     for name in METHODS:
-        if keys := training_run_keys(frames, name):
+        keys = training_run_keys(frames, name)
+        if keys:
             look = LOOKS.get(name, style.method_style(name))
-            lines[name] = convergence.SeedReplicates(look, keys, "" if name == "topk-denser" else name)
-    if not lines:
+            replicates[name] = convergence.SeedReplicates(look, keys, "" if name == "topk-denser" else name)
+    if not replicates:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    return lines
+    return replicates
 
 
 def table(frames: Frames) -> Table:

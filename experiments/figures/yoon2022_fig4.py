@@ -17,7 +17,7 @@ from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds, summarize_phase_seconds
 from analysis.stats import Estimate
 from analysis.tables import Table
-from analysis.times.attribution import COMMUNICATION, PHASES_BY_CAUSE, REST, explained_percent, mean_waits_ms
+from analysis.times.attribution import COMMUNICATION, PHASES_BY_CAUSE, REST, wait_percent_explained, mean_wait_ms_by_cause
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import make_claim, make_claims_by_method, text_template
@@ -120,8 +120,8 @@ def table(frames: Frames) -> list[Table]:
         keys = yoon2022.method_run_keys(frames, method, MODE)
         steps[label] = mean_step_ms(frames, method)
         summaries[label] = summarize_phase_seconds(frames, keys)
-        waits[label] = mean_waits_ms(frames, keys).reindex(causes).to_numpy()
-        shares[label] = [explained_percent(frames, keys, cause) for cause in causes]
+        waits[label] = mean_wait_ms_by_cause(frames, keys).reindex(causes).to_numpy()
+        shares[label] = [wait_percent_explained(frames, keys, cause) for cause in causes]
     counts = captions.join_with_and(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
     means.iloc[-1, 1:] = pd.Series(steps)
@@ -182,4 +182,4 @@ def compression_dominance_percent(frames: Frames, method: str) -> Estimate | Non
 
 
 def _explained_by_cause(frames: Frames, method: str, cause: str) -> Estimate | None:
-    return explained_percent(frames, yoon2022.method_run_keys(frames, method, MODE), cause, COMMUNICATION)
+    return wait_percent_explained(frames, yoon2022.method_run_keys(frames, method, MODE), cause, COMMUNICATION)

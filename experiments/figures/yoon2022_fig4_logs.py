@@ -13,12 +13,12 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.block_intervals import JackknifeParts, combine_estimates, jackknife_estimate
+from analysis.published.block_intervals import JackknifeParts, combine_independent_estimates, jackknife_estimate
 from analysis.published.rederived import (
     JOB_BY_GPU_AND_METHOD,
-    communication_ms,
-    compression_ms,
-    lateness_line,
+    mean_communication_ms,
+    mean_compression_ms,
+    fit_lateness_line,
 )
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
@@ -59,8 +59,8 @@ def published_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
 def validation_free_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
     """Return the parts of an iteration in which nobody validates in ms, bottom first."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
-    waiting_ms = float(communication_ms(job)[0])
-    sending_ms = float(rederived.last_rank_ms(job)[0])
+    waiting_ms = float(mean_communication_ms(job)[0])
+    sending_ms = float(rederived.last_rank_communication_ms(job)[0])
     parts = {"wait": waiting_ms - sending_ms, "transfer": sending_ms, "io": float(_job_row(job)["io_ms"])}
     return _complete_parts(job, parts, validation_free_step_ms(job).value)
 
@@ -68,7 +68,7 @@ def validation_free_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
 def _complete_parts(job: int, parts: dict[str, float], whole_ms: float) -> dict[str, float]:
     """Return computing, a bar's own parts, and the rest of the whole."""
     row = _job_row(job)
-    select_ms = float(compression_ms(job)[0])
+    select_ms = float(mean_compression_ms(job)[0])
     backward_ms = float(row["bp_ms"]) - select_ms
     parts = {"forward": float(row["fp_ms"]), "backward": backward_ms, "select": select_ms, **parts}
     return parts | {"unaccounted": whole_ms - sum(parts.values())}
@@ -94,23 +94,23 @@ def _job_estimate(
     parts: Callable[[int], JackknifeParts], selecting: bool = False
 ) -> Callable[[int], Estimate | None]:
     """Return an estimate of each job; where it is about selecting, of those that select."""
-    return lambda job: jackknife_estimate(parts(job)) if compression_ms(job)[0] or not selecting else None
+    return lambda job: jackknife_estimate(parts(job)) if mean_compression_ms(job)[0] or not selecting else None
 
 
 def _line_estimate(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
     """Return a part of the line of least squares: communication against the lateness of the last rank."""
-    return _job_estimate(lambda job: getattr(lateness_line(job, loop_starts), part), selecting=True)
+    return _job_estimate(lambda job: getattr(fit_lateness_line(job, loop_starts), part), selecting=True)
 
 
 # What the tables show of each job.
 TIMES: dict[str, Callable[[int], Estimate | float | None]] = {
     "iteration, as published": rederived.published_iteration_ms,
     "iteration without validation": validation_free_step_ms,
-    "one validation": _job_estimate(rederived.stall_ms),
-    "compression": _job_estimate(compression_ms, selecting=True),
-    "lateness of the last rank in it": _job_estimate(rederived.lateness_ms, selecting=True),
-    "communication without stalls": _job_estimate(communication_ms),
-    "of it the last rank's": _job_estimate(rederived.last_rank_ms),
+    "one validation": _job_estimate(rederived.mean_stall_ms),
+    "compression": _job_estimate(mean_compression_ms, selecting=True),
+    "lateness of the last rank in it": _job_estimate(rederived.mean_lateness_ms, selecting=True),
+    "communication without stalls": _job_estimate(mean_communication_ms),
+    "of it the last rank's": _job_estimate(rederived.last_rank_communication_ms),
     "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse,
     "communication, dense filter, at least": lambda job: rederived.filtered_communication_ms(job).dense,
     "communication at no lateness": _line_estimate("intercept"),
@@ -154,7 +154,7 @@ def _bars_panel(method: str) -> plots.Panel:
                 axes, x, parts, width=0.8, faint=letter == "P", min_labelled_height=READABLE * highest
             )
             plots.annotate_above(axes, x, top, format_number(top))
-        plots.set_place_labels(axes, [letter for letter, _ in bars])
+        plots.set_x_place_labels(axes, [letter for letter, _ in bars])
         axes.set_xticks(places)
         for i, gpu in enumerate(gpus):
             plots.annotate_above(axes, 2.5 * i + 0.5, 0, f"8 {gpu}", xytext=(0, -14), va="top")
@@ -173,8 +173,8 @@ def _scatter_panel(gpu: str, method: str) -> plots.Panel:
     wait = table["comm_mean_ms"].to_numpy()
     starts = rederived.is_first_of_loop(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
-    slope, intercept, correlation = (part[0] for part in lateness_line(job, loop_starts=False))
-    with_starts = lateness_line(job).correlation[0]
+    slope, intercept, correlation = (part[0] for part in fit_lateness_line(job, with_loop_starts=False))
+    with_starts = fit_lateness_line(job).correlation[0]
     ends = np.array([0.0, right])
     small: dict[str, Any] = {"rasterized": True, "mew": 0, "linestyle": "", "label": None}
     dots = {"marker": ".", "markersize": 1.2, "alpha": 0.25}
@@ -197,28 +197,28 @@ def _scatter_panel(gpu: str, method: str) -> plots.Panel:
 
 # Of a job, or of two: what the claims are about, in % or ms.
 JOB_MEASURES: dict[str, Callable[..., Estimate]] = {
-    "compression over all else": lambda job: combine_estimates(
+    "compression over all else": lambda job: combine_independent_estimates(
         lambda part, whole: 100 * (2 * part / whole - 1),
-        jackknife_estimate(compression_ms(job)),
+        jackknife_estimate(mean_compression_ms(job)),
         validation_free_step_ms(job),
     ),
-    "communication below a tenth": lambda job: combine_estimates(
+    "communication below a tenth": lambda job: combine_independent_estimates(
         lambda part, whole: 10 - 100 * part / whole,
-        jackknife_estimate(communication_ms(job)),
+        jackknife_estimate(mean_communication_ms(job)),
         validation_free_step_ms(job),
     ),
-    "communication": lambda job: jackknife_estimate(communication_ms(job)),
+    "communication": lambda job: jackknife_estimate(mean_communication_ms(job)),
     "more communication": lambda job, other: jackknife_estimate(
-        communication_ms(job) - communication_ms(other)
+        mean_communication_ms(job) - mean_communication_ms(other)
     ),
     "longer compression": lambda job, other: jackknife_estimate(
-        100 * (compression_ms(job) / compression_ms(other) - 1)
+        100 * (mean_compression_ms(job) / mean_compression_ms(other) - 1)
     ),
     "variance explained by lateness": lambda job: jackknife_estimate(
-        100 * lateness_line(job).correlation ** 2, PERCENT
+        100 * fit_lateness_line(job).correlation ** 2, PERCENT
     ),
     "variance left inside loops": lambda job: jackknife_estimate(
-        100 - 100 * lateness_line(job, False).correlation ** 2, PERCENT
+        100 - 100 * fit_lateness_line(job, False).correlation ** 2, PERCENT
     ),
 }
 

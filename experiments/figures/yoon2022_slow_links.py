@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.evidence import Evidence
+from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_brief
 from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_run_keys, select_runs
@@ -102,7 +102,7 @@ def _title(frames: Frames) -> str:
         for name, column in columns.items()
         if captions.distinct_values(frames, column)
     ]
-    return ", ".join([Evidence(frames).link_text(), *parts])
+    return ", ".join([ClaimEvidence(frames).link_text(), *parts])
 
 
 def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel:

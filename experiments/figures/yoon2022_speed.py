@@ -123,7 +123,7 @@ def claims() -> list[Claim]:
         )
     for method in yoon2022.METHODS:
         free = format_number(
-            rederived.samples_per_s(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
+            rederived.samples_per_s_of_8_workers(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
         )
         listed += make_claims_by_method("yoon2022.speed.speed.a100", _speed, [method], free=free)
     return [

@@ -22,12 +22,12 @@ BUCKETED = "topk-buckets-fused"
 def runs(profile: str) -> list[Run]:
     # Virtual ranks can't overlap anything.
     is_virtual = profile_settings("timing-fast", profile)["cluster"] == "virtual"
-    chosen = (
+    variants = (
         settings_by_variant("fig4-fast")
         if is_virtual
         else yoon2022.bucketed_settings_by_variant("speed-fast", profile)
     )
-    return yoon2022.timing_runs(profile, MODE, chosen, scale_item="timing-fast")
+    return yoon2022.timing_runs(profile, MODE, variants, scale_item="timing-fast")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

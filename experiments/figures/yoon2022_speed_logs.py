@@ -9,9 +9,9 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.block_intervals import combine_estimates
+from analysis.published.block_intervals import combine_independent_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
-from analysis.published.validation_free import stall_line, validation_free_step_ms, validation_free_windows_ms
+from analysis.published.validation_free import fit_job_stall_line, validation_free_step_ms, validation_free_windows_ms
 from analysis.records.frames import Frames
 from analysis.stats import Estimate
 from analysis.tables import Table
@@ -79,7 +79,7 @@ def _links_panel(axes: plots.Axes) -> None:
     groups = {}
     for method in LINKED:
         look = style.method_style(method)
-        change = rederived.link_change(method)
+        change = rederived.nvlink_to_pcie_change(method)
         values = ((look, change.iteration_ms), (COMPUTING, change.computing_ms))
         groups[look.label] = [(bar_look, ORIGINS[0], Estimate(ms)) for bar_look, ms in values]
     title = "PCIe node less NVLink node"
@@ -106,8 +106,8 @@ def table(frames: Frames) -> list[Table]:
     speeds = [
         {
             "job": yoon2022.job_label(*name),
-            "as published": rederived.samples_per_s(rederived.published_iteration_ms(job)),
-            "without validation": combine_estimates(rederived.samples_per_s, validation_free_step_ms(job)),
+            "as published": rederived.samples_per_s_of_8_workers(rederived.published_iteration_ms(job)),
+            "without validation": combine_independent_estimates(rederived.samples_per_s_of_8_workers, validation_free_step_ms(job)),
         }
         for name, job in JOB_BY_GPU_AND_METHOD.items()
     ]
@@ -122,9 +122,9 @@ def table(frames: Frames) -> list[Table]:
     lines = [
         {
             "job": yoon2022.job_label(*name),
-            "without validation": stall_line(job).intercept_ms,
-            "per ms of stall": stall_line(job).slope,
-            "correlation of neighbours": stall_line(job).correlation,
+            "without validation": fit_job_stall_line(job).intercept_ms,
+            "per ms of stall": fit_job_stall_line(job).slope,
+            "correlation of neighbours": fit_job_stall_line(job).correlation,
             "windows without validation": ", ".join(map(format_number, validation_free_windows_ms(job))),
         }
         for name, job in JOB_BY_GPU_AND_METHOD.items()
@@ -137,7 +137,7 @@ def table(frames: Frames) -> list[Table]:
             "FP + BP + compression": change.computing_ms,
         }
         for method in LINKED
-        for change in [rederived.link_change(method)]
+        for change in [rederived.nvlink_to_pcie_change(method)]
     ]
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
     line_units = {"without validation": "ms", "windows without validation": "ms"}
@@ -151,11 +151,11 @@ def table(frames: Frames) -> list[Table]:
 
 def facts(frames: Frames) -> dict[str, object]:
     """Return what changed between the nodes, and iterations without validation, logged and on the line."""
-    correlations = [stall_line(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
+    correlations = [fit_job_stall_line(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
     numbers = {"least_alike": min(correlations), "most_alike": max(correlations)}
     windows = {}
     for method in LINKED:
-        change = rederived.link_change(method)
+        change = rederived.nvlink_to_pcie_change(method)
         job = JOB_BY_GPU_AND_METHOD["A100", method]
         numbers |= {
             f"{method}_slower": 100 * (change.iteration_factor - 1),
@@ -204,9 +204,9 @@ def _published(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
 
 
 def _longer_on_pcie(_: Frames, method: str) -> Estimate:
-    return Estimate(100 * (rederived.link_change(method).iteration_factor - 1))
+    return Estimate(100 * (rederived.nvlink_to_pcie_change(method).iteration_factor - 1))
 
 
 def _change_beside_computing(_: Frames, method: str) -> Estimate:
-    change = rederived.link_change(method)
+    change = rederived.nvlink_to_pcie_change(method)
     return Estimate(change.iteration_ms - change.computing_ms)

@@ -14,7 +14,7 @@ import pandas as pd
 from analysis import plots, published
 from analysis.pictures import captions, marks
 from analysis.published import rederived
-from analysis.published.block_intervals import combine_estimates, jackknife_estimate
+from analysis.published.block_intervals import combine_independent_estimates, jackknife_estimate
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
@@ -69,19 +69,19 @@ def artefact_effects() -> list[ArtefactEffect]:
             validation,
             "time per iteration, dense",
             _phase_factor("dense-published", "dense-unvalidated"),
-            combine_estimates(lambda step: whole["dense"] / step, steps["dense"]),
+            combine_independent_estimates(lambda step: whole["dense"] / step, steps["dense"]),
         ),
         ArtefactEffect(
             validation,
             "time per iteration, Top-k",
             _phase_factor("topk-published", "topk-unvalidated"),
-            combine_estimates(lambda step: whole["topk"] / step, steps["topk"]),
+            combine_independent_estimates(lambda step: whole["topk"] / step, steps["topk"]),
         ),
         ArtefactEffect(
             validation,
             "Top-k / dense",
             _validation_in_ratio,
-            combine_estimates(
+            combine_independent_estimates(
                 lambda short, long: whole["topk"] / whole["dense"] / (long / short),
                 steps["dense"],
                 steps["topk"],
@@ -91,7 +91,7 @@ def artefact_effects() -> list[ArtefactEffect]:
             validation,
             "mean of the final wait, dense",
             _phase_factor("dense-published", "dense-unvalidated", "synchronize"),
-            jackknife_estimate(unfiltered / rederived.communication_ms(JOBS["dense"])),
+            jackknife_estimate(unfiltered / rederived.mean_communication_ms(JOBS["dense"])),
         ),
         ArtefactEffect(
             "a filter that differs by method",
@@ -143,7 +143,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
                 axes.annotate(effect.artefact, (1.01, y - 0.42), **place)
         axes.axvline(1, **plots.REFERENCE_LINE)
-        plots.set_row_labels(axes, [effect.quantity for effect in effects])
+        plots.set_y_row_labels(axes, [effect.quantity for effect in effects])
         marks.set_log_factor_x_axis(axes)
         axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
         axes.set_xlabel(f"With the artefact / without it{captions.simulated_suffix(frames)}")

@@ -251,7 +251,7 @@ def _without_interval(
     compute: Callable[..., Estimate | None], frames: Frames, *arguments: Any
 ) -> Estimate | None:
     estimate = compute(frames, *arguments)
-    return estimate and estimate._replace(low=None, high=None, df=None, floor=-np.inf)
+    return estimate and estimate._replace(low=None, high=None, degrees_of_freedom=None, floor=-np.inf)
 
 
 def _oktopk_step_ratio(frames: Frames, task: str) -> Estimate | None:

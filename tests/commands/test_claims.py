@@ -21,9 +21,9 @@ def test_each_statement_has_answers_or_says_why_not() -> None:
     assert [statement.number for statement in EVERY] == list(range(1, 107))
     for statement in EVERY:
         answering = {claim.id.partition(".")[0] for claim in CLAIMS if statement.id in claim.answers}
-        assert answering or statement.why, statement.id
+        assert answering or statement.reason_left_open, statement.id
         assert statement.where, statement.id
-        assert set(statement.first) <= answering, statement.id
+        assert set(statement.items_answering_first) <= answering, statement.id
 
 
 def test_each_claim_has_its_own_id_and_answers_a_statement_or_is_for_information() -> None:

@@ -73,7 +73,9 @@ class RecordBuilder:
 
 def verdict(item: str, frames: Frames, begins: str) -> Verdict:
     """Return the verdict on the first claim whose text begins so."""
-    return next(found for found in figures.load(item).judge(frames) if found.claim.text.startswith(begins))
+    return next(
+        verdict for verdict in figures.load(item).judge(frames) if verdict.claim.text.startswith(begins)
+    )
 
 
 def page(item: str, frames: Frames, profile: str = "laptop") -> str:

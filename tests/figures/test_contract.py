@@ -111,9 +111,9 @@ MISTAKES = [
 
 
 def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, here: Command) -> None:
-    for number, (text, said) in enumerate(MISTAKES):
+    for number, (text, complaints) in enumerate(MISTAKES):
         path = write(text, f"own_item{number}.py")
-        refused(here("reproduce", f"item{number}", "profile=smoke"), str(path), *said)
+        refused(here("reproduce", f"item{number}", "profile=smoke"), str(path), *complaints)
         path.unlink()
     path = write(MISTAKES[10][0])
     refused(here("plan", "density", "cluster=generic_slurm"), f"{path}, line 9")
@@ -121,14 +121,14 @@ def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, h
 
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
     texts = [
-        each.claim.text
+        verdict.claim.text
         for item in figures.shipped_items()
-        for each in figures.load(item).judge(empty_frames())
+        for verdict in figures.load(item).judge(empty_frames())
     ]
     for paper in papers.paper_names():
-        for said in papers.claim_fields_by_name(paper).values():
-            pattern = re.sub(r"(\\\{)+.*?(\\\})+", ".+", re.escape(said["text"]))
-            assert any(re.fullmatch(pattern, text) for text in texts), said["text"]
+        for fields in papers.claim_fields_by_name(paper).values():
+            pattern = re.sub(r"(\\\{)+.*?(\\\})+", ".+", re.escape(fields["text"]))
+            assert any(re.fullmatch(pattern, text) for text in texts), fields["text"]
 
 
 def renamed(part: Any) -> Any:
@@ -144,7 +144,7 @@ def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
     for item in figures.shipped_items():
         for claim in figures.load(item).claims():
             other = replace(claim, compute=renamed(claim.compute), arguments=renamed(claim.arguments))
-            assert other.rule({}) == claim.rule({}), f"{claim.id} lacks a quantity"
+            assert other.rule_digest({}) == claim.rule_digest({}), f"{claim.id} lacks a quantity"
 
 
 def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

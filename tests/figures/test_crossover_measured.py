@@ -39,12 +39,12 @@ def frames(ratio: Line = line) -> Frames:
         "cluster.where": "netns", "train.validate": "never",
     }  # fmt: skip
     records = RecordBuilder(TURNS, everywhere)
-    for launch, (link, asked) in product(range(3), GBIT_S.items()):
+    for launch, (link, asked_gbit_s) in product(range(3), GBIT_S.items()):
         group = f"{link}-{launch}"
-        found = DELIVERED * asked
+        found_gbit_s = DELIVERED * asked_gbit_s
         parts = {item.DENSE: {"forward_s": 1.0}}
         for method in item.SELECTIONS:
-            parts[method] = {"forward_s": ratio(method, found, launch)}
+            parts[method] = {"forward_s": ratio(method, found_gbit_s, launch)}
             parts[f"{method}-serialised"] = {
                 "forward_s": FORWARD_S, "backward_s": BACKWARD_S, "transfer_s": 0.3,
                 "select_s": SELECT_S[method],
@@ -52,8 +52,9 @@ def frames(ratio: Line = line) -> Frames:
         for name, took in parts.items():
             settings = {
                 "run_id": group, "group": group, "variant": name, "seed": launch,
-                "cluster.link.name": link, "cluster.link.beta_s_per_byte": 8e-9 / asked,
-                "provenance.machine.link.together_gbit_s": found, "method.name": name.partition("-")[0],
+                "cluster.link.name": link, "cluster.link.beta_s_per_byte": 8e-9 / asked_gbit_s,
+                "provenance.machine.link.together_gbit_s": found_gbit_s,
+                "method.name": name.partition("-")[0],
                 "method.density": None if name == item.DENSE else 0.001,
                 "timing.mode": "serialised" if name in item.SERIALISED else "production",
             }  # fmt: skip
@@ -63,22 +64,22 @@ def frames(ratio: Line = line) -> Frames:
 
 def test_a_line_crosses_1_between_the_two_links_around_it_or_lies_outside_all() -> None:
     gbit_s = pd.Series([*GBIT_S.values()])
-    for at, expected in (
-        *((at, pytest.approx(at)) for at in (0.1, 0.3, 0.5, 1.7, 2)),
+    for crossing, expected in (
+        *((crossing, pytest.approx(crossing)) for crossing in (0.1, 0.3, 0.5, 1.7, 2)),
         (2.1, _links.ABOVE_LINKS),
         (0.09, _links.BELOW_LINKS),
     ):
-        assert _links.interpolate_break_even_gbit_s(gbit_s, (gbit_s / at) ** SLOPE) == expected
+        assert _links.interpolate_break_even_gbit_s(gbit_s, (gbit_s / crossing) ** SLOPE) == expected
     level = _links.interpolate_break_even_gbit_s(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
     assert level == pytest.approx(math.sqrt(0.5))
 
 
 def test_each_launch_that_has_all_links_is_one_estimate_at_the_bandwidths_that_were_found() -> None:
     whole = frames()
-    found = item.measured_break_even_bandwidths(whole, *CASE, "topk")
+    bandwidths = item.measured_break_even_bandwidths(whole, *CASE, "topk")
     expected = {launch: 0.4 * 1.05 ** (launch - 1) for launch in range(3)}
-    assert found.gbit_s.to_dict() == pytest.approx(expected)
-    value = there(found.mean_if_within_links())
+    assert bandwidths.gbit_s.to_dict() == pytest.approx(expected)
+    value = there(bandwidths.mean_if_within_links())
     assert (value.value, value.n) == pytest.approx((0.4, 3))
     assert there(value.low) < 0.4 < there(value.high)
     part = query_runs(whole, "group != 'ethernet_2g-1'")

@@ -34,7 +34,9 @@ def frames(launches: int = 3) -> Frames:
             "train.validate": "epoch", "simulated": True,
         }  # fmt: skip
         quarters = enumerate(losses, 1)
-        epochs = [{"epoch": at, "step": at * STEPS // 4, "val_loss": loss} for at, loss in quarters]
+        epochs = [
+            {"epoch": quarter, "step": quarter * STEPS // 4, "val_loss": loss} for quarter, loss in quarters
+        ]
         records.add_run(f"{(name, every)}-{seed}", settings, epochs=epochs)
     for seed, ((name, every), (local_s, exchanging_s)) in product(range(launches), SECONDS.items()):
         settings = {
@@ -51,18 +53,20 @@ def frames(launches: int = 3) -> Frames:
 
 
 def test_a_step_is_the_mean_of_those_with_an_exchange_and_those_without() -> None:
-    found = frames(launches=1)
-    assert there(item.mean_step_s(found, item.DENSE)).value == pytest.approx(0.6)
-    assert there(item.mean_step_s(found, MethodWithPeriod("diloco", 15))).value == pytest.approx(
+    records = frames(launches=1)
+    assert there(item.mean_step_s(records, item.DENSE)).value == pytest.approx(0.6)
+    assert there(item.mean_step_s(records, MethodWithPeriod("diloco", 15))).value == pytest.approx(
         0.2 + 0.6 / 15
     )
-    assert item.mean_local_step_s(found) == pytest.approx(0.2)
+    assert item.mean_local_step_s(records) == pytest.approx(0.2)
     ratio = there(item.mean_step_ratio(frames(), item.RINGS, item.DENSE))  # paired by launch
     assert ratio[:4] == pytest.approx((1.5, 1.5, 1.5, 3))
 
 
 def test_the_time_to_a_loss_is_steps_by_seconds() -> None:
-    found = frames(launches=1)
-    assert item.target_loss(found) == pytest.approx(1.1)
+    records = frames(launches=1)
+    assert item.target_loss(records) == pytest.approx(1.1)
     for name, every, gain in (("dense", None, 1.0), ("topk", None, 0.6 / 0.3), ("sparseloco", 5, 0.6 / 0.22)):
-        assert there(item.speedup_to_loss(found, MethodWithPeriod(name, every))).value == pytest.approx(gain)
+        assert there(item.speedup_to_loss(records, MethodWithPeriod(name, every))).value == pytest.approx(
+            gain
+        )

@@ -32,12 +32,13 @@ def seeds(runs: list[PlannedRun]) -> list[int]:
 
 def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
     figure = figures.load("shi-scaling")
-    base, more = required_configs(figure, "laptop"), additional_configs(figure, "laptop")
+    base = required_configs(figure, "laptop")
+    more = additional_configs(figure, "laptop")
     assert (len(base), len(more)) == (len(LAUNCH_SEEDS["laptop"]), len(MORE_LAUNCH_SEEDS["laptop"]))
     assert {config.alternate.limit_min for config in (*base, *more)} == {5 / 3}
     assert len({run_id(config) for config in (*base, *more)}) == 5
-    (asked,) = required_configs(figure, "laptop", ["seed=7"])  # who asks for one gets one
-    assert asked.seed == 7
+    (config,) = required_configs(figure, "laptop", ["seed=7"])  # who asks for one gets one
+    assert config.seed == 7
     assert additional_configs(figure, "laptop", ["seed=7"]) == []
 
 
@@ -62,8 +63,8 @@ def test_launches_of_another_occasion_wait_for_it(
 def test_launches_are_spread_and_drawn_after_each_and_all_else_is_carried_out_together() -> None:
     timed = planned("slow-links")
     rounds = reproduce.split_into_rounds(timed)
-    assert [set(seeds(each)) for each in rounds] == [{0}, {1}, {2}]
-    assert [run for each in rounds for run in each] == timed
+    assert [set(seeds(round_runs)) for round_runs in rounds] == [{0}, {1}, {2}]
+    assert [run for round_runs in rounds for run in round_runs] == timed
     queued = planned("fig4", "laptop", "cluster=generic_slurm")  # jobs are submitted at once
     trained = planned("fig3")
     for runs in (trained, queued, []):
@@ -92,6 +93,6 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
     for run in runs:
         synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
         early = early or reproduce.EarlyPictureDrawer(figures.load("local-loss"), "smoke", runs, [], folders)
-        early.draw()
+        early.draw_if_more_runs()
     assert drawn == [*range(2, len(runs), 2)]  # not of the run that was there before; the last is for all
     assert f"no picture of 4 of {len(runs)} runs: 'dense'" in capsys.readouterr().err  # and ends no run

@@ -92,8 +92,8 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
             gbit_s = _predicted.predicted_break_even_gbit_s(name, 0.05, 0.0005, workers)
             assert 0 < gbit_s < math.inf
             link = ethernet_link(gbit_s)
-            own = 0.05 + predicted_exchange_s(name, VGG16_PARAMETERS, 0.0005, workers, link)
-            assert own == pytest.approx(
+            method_s = 0.05 + predicted_exchange_s(name, VGG16_PARAMETERS, 0.0005, workers, link)
+            assert method_s == pytest.approx(
                 predicted_exchange_s("dense", VGG16_PARAMETERS, 1.0, workers, link), rel=1e-6
             )
     # Where more is sent than dense, and where selecting takes no time:

@@ -39,10 +39,14 @@ def frames(changed: dict[str, float] | None = None, gpu: str | None = None, sele
     for size in (SMALL, LARGE):
         took_ms = TOOK_MS | (changed or {}) if size == LARGE else TOOK_MS
         for name in TOOK_MS:
-            found = selected if name == "gaussiank-published" else 1.0
+            selected_over_k = selected if name == "gaussiank-published" else 1.0
             usual_s = 1e-3 * took_ms[name] * (size / LARGE) ** 0.5
             steps = [
-                {"select_s": usual_s * (1 + 0.01 * (step % 7)), "update_s": 0.003, "density": 0.001 * found}
+                {
+                    "select_s": usual_s * (1 + 0.01 * (step % 7)),
+                    "update_s": 0.003,
+                    "density": 0.001 * selected_over_k,
+                }
                 for step in range(2 * BLOCKS + 2)
             ]
             settings = {
@@ -71,8 +75,8 @@ def test_a_claim_holds_or_not_as_times_and_elements_are() -> None:
 
 
 def test_the_papers_statement_is_about_gpus_and_much_is_more_than_twice() -> None:
-    for of, word in (
+    for records, word in (
         (frames(), "not comparable"), (frames(gpu=A100), "holds"),
         (frames({"gaussiank-published": 25.0}, A100), "does not hold"),
     ):  # fmt: skip
-        assert verdict(of, "Gaussian-k as published selects").word == word
+        assert verdict(records, "Gaussian-k as published selects").word == word

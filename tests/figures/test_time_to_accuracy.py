@@ -10,7 +10,7 @@ import pytest
 from analysis.claims import Verdict
 from analysis.records.frames import Frames
 from analysis.stats import Estimate
-from analysis.times.time_to_target import TargetCrossing, find_crossing, seconds_to_target, speedup_to_target
+from analysis.times.time_to_target import TargetCrossing, find_target_crossing, seconds_to_target, speedup_to_target
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
 from tests.conftest import there
@@ -36,8 +36,8 @@ train.validate=epoch timing.mode=production
 
 def frames(topk_ends: float = ENDS[item.TOPK], topk_step_s: float = STEP_S[item.TOPK]) -> Frames:
     """Return trainings of both methods, validated every epoch; seeds end 1 % apart."""
-    more = {"cluster.link.name": item.LINK, "steps_total": EPOCHS * EVERY}
-    records = RecordBuilder(settings_of(EVERYWHERE), more)
+    link_and_length = {"cluster.link.name": item.LINK, "steps_total": EPOCHS * EVERY}
+    records = RecordBuilder(settings_of(EVERYWHERE), link_and_length)
     ends = ENDS | {item.TOPK: topk_ends}
     step_s = STEP_S | {item.TOPK: topk_step_s}
     for (name, settings), seed in product(OF_METHOD.items(), SEEDS):
@@ -52,10 +52,10 @@ def frames(topk_ends: float = ENDS[item.TOPK], topk_step_s: float = STEP_S[item.
     return records.frames()
 
 
-def judged(of: Frames) -> Verdict:
+def judged(records: Frames) -> Verdict:
     """Return the verdict on the only claim."""
-    (found,) = figures.load("time-to-accuracy").judge(of)
-    return found
+    (verdict,) = figures.load("time-to-accuracy").judge(records)
+    return verdict
 
 
 @pytest.mark.usefixtures("one_launch_decides")
@@ -72,8 +72,8 @@ def test_times_are_seconds_paired_by_seed_over_the_link_that_was_found() -> None
 def test_who_never_gets_there_is_not_sooner_and_is_named() -> None:
     never = frames(topk_ends=70.0)
     assert there(judged(never).ours).value == 0
-    said = figures.load("time-to-accuracy").caption(never, "laptop")
-    assert "*Not all get there*: Top-k 0.01, fused with seed 0, Top-k 0.01, fused with seed 1 and" in said
+    caption = figures.load("time-to-accuracy").caption(never, "laptop")
+    assert "*Not all get there*: Top-k 0.01, fused with seed 0, Top-k 0.01, fused with seed 1 and" in caption
     assert "Not all" not in figures.load("time-to-accuracy").caption(frames(), "laptop")
     first = item.table(never)[0].frame.iloc[0]
     assert first[["Top-k 0.01, fused", "seeds that get there"]].to_list() == [None, "3 of 3 and 0 of 3"]
@@ -89,7 +89,7 @@ def test_the_first_step_that_is_there_counts_and_the_one_before_is_told() -> Non
         ([5.0, 1.0, 1.0], 3, False, (0, 10)),
         ([1.0, 2.0, 2.0], 3, False, (30, np.inf)),
     ):
-        assert find_crossing([10, 20, 30], curve, target, falls=falls) == expected
+        assert find_target_crossing([10, 20, 30], curve, target, falls=falls) == expected
 
 
 CERTAIN = Estimate(2.0, 1.9, 2.1, 50, "blocks")  # of step times

@@ -46,10 +46,10 @@ class Statement(NamedTuple):
 
     id: str
     number: int
-    says: str
+    text: str
     where: str
-    why: str = ""
-    first: tuple[str, ...] = ()
+    reason_left_open: str
+    items_answering_first: tuple[str, ...]
 
 
 def paper_names() -> list[str]:
@@ -82,9 +82,16 @@ def items_in_paper_order(paper: str) -> list[str]:
 def statements_by_id() -> dict[str, Statement]:
     """Return the statements of all papers by their ids, in the order of their numbers."""
     statements = [
-        Statement(f"{paper}.{number}", number, **fields | {"first": tuple(fields.get("first", ()))})
+        Statement(
+            f"{paper}.{number}",
+            number,
+            entry["says"],
+            entry["where"],
+            entry.get("why", ""),
+            tuple(entry.get("first", ())),
+        )
         for paper in paper_names()
-        for number, fields in _content(paper).get("statements", {}).items()
+        for number, entry in _content(paper).get("statements", {}).items()
     ]
     return {statement.id: statement for statement in sorted(statements, key=lambda other: other.number)}
 
