@@ -91,11 +91,6 @@ def final_cell_accuracy(frames: Frames, scheme: str, scope: str, workers: int) -
 # --- over the table: differences of each seed's trainings, so that the interval is over seeds
 
 
-def block_randomk_accuracy_drop(frames: Frames, scope: str) -> Estimate | None:
-    """Return the points that Block-random-k with allReduce loses from one worker to eight."""
-    return _mean_over_seeds([_loss(frames, "Block-random-k (allReduce)", scope)])
-
-
 def extra_allreduce_accuracy_drop(frames: Frames, scope: str) -> Estimate | None:
     """Return by how many points more Block-random-k loses with allReduce than with allGather.
 
@@ -244,18 +239,6 @@ def claims() -> list[Claim]:
                 paper=TABLE[scheme][scope][workers],
             )
             for scheme, scope, workers in CELLS
-        ),
-        *(
-            make_claim(
-                "eghlidi2020.block-loses-with-workers",
-                block_randomk_accuracy_drop,
-                scope,
-                case=scope,
-                scope=scope,
-                paper=lost[scope],
-                answers=["eghlidi2020.44", *["eghlidi2020.45"] * (scope == "global")],
-            )
-            for scope in SCOPES
         ),
         *(
             make_claim(
