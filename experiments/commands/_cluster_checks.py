@@ -101,18 +101,18 @@ def _judge_python(observed: ClusterObservations) -> Iterator[Finding]:
 
 
 def _judge_containers(observed: ClusterObservations) -> Iterator[Finding]:
-    wanted = observed.config.container
+    container = observed.config.container
     if observed.container_fault:
         yield Finding("FAULT", "container", f"on this machine: {observed.container_fault}")
     for why, nodes in observed.node_names_by_fact(lambda facts: facts.container_error).items():
         if why:
             yield Finding("FAULT", "container", f"{nodes}: {why}")
-        elif isinstance(wanted, Container):
-            yield Finding("works", "container", f"container={wanted.name} starts on {nodes}")
-    if not isinstance(wanted, Container):
+        elif isinstance(container, Container):
+            yield Finding("works", "container", f"container={container.name} starts on {nodes}")
+    if not isinstance(container, Container):
         for runtime, nodes in observed.node_names_by_fact(lambda facts: facts.container_runtime).items():
-            there = f"{runtime or 'neither apptainer nor singularity'} is there"
-            yield Finding("works", "container", f"none was asked for; {there}, on {nodes}")
+            presence = f"{runtime or 'neither apptainer nor singularity'} is there"
+            yield Finding("works", "container", f"none was asked for; {presence}, on {nodes}")
 
 
 def _judge_network(observed: ClusterObservations) -> Iterator[Finding]:
@@ -182,7 +182,7 @@ def _judge_exclusive(observed: ClusterObservations) -> Iterator[Finding]:
 def _judge_gpus(observed: ClusterObservations) -> Iterator[Finding]:
     if observed.config.device != "cuda":
         return
-    wanted = observed.config.cluster.gpu
+    gpu_model = observed.config.cluster.gpu
     for node_probe in observed.probes:
         if not node_probe.facts:
             continue
@@ -190,18 +190,21 @@ def _judge_gpus(observed: ClusterObservations) -> Iterator[Finding]:
         models = sorted({model for facts in node_probe.facts for model in facts.model_by_bus_id.values()})
         count = len({gpu for assigned in gpus_by_worker for gpu in assigned})
         if not all(gpus_by_worker) or count < len(gpus_by_worker):
-            seen = f"{len(gpus_by_worker)} workers see {count} GPUs"
+            view = f"{len(gpus_by_worker)} workers see {count} GPUs"
             text = (
-                f"{seen if all(gpus_by_worker) else 'workers see no GPU'}; cluster.gres and gpus are asked "
-                "for as `plan --sbatch` shows: ask for them as the site's manual says, or take device=cpu"
+                f"{view if all(gpus_by_worker) else 'workers see no GPU'}; cluster.gres and gpus are "
+                "asked for as `plan --sbatch` shows: ask for them as the site's manual says, or take "
+                "device=cpu"
             )
             yield Finding("FAULT", node_probe.node, text)
             continue
         is_bound = max(map(len, gpus_by_worker)) == 1 < len(gpus_by_worker)
         bound = "each worker sees its own" if is_bound else "workers see all of their job"
         yield Finding("works", "GPUs", f"{node_probe.node}: {', '.join(models)}; {bound}")
-        if wanted not in ("any", "none") and not all(gpus.is_gpu_model(wanted, model) for model in models):
-            text = f"it has {', '.join(models)}, and cluster.gpu={wanted}; change gpu, or the partition"
+        if gpu_model not in ("any", "none") and not all(
+            gpus.is_gpu_model(gpu_model, model) for model in models
+        ):
+            text = f"it has {', '.join(models)}, and cluster.gpu={gpu_model}; change gpu, or the partition"
             yield Finding("FAULT", node_probe.node, text)
 
 

@@ -27,7 +27,7 @@ OVERRIDING_GROUPS = ("profile", "recipe")  # help on these shows what differs fr
 PREFIX_BY_GROUP = {"link": "cluster.link.", "inside": "cluster.inside."}
 
 
-def explain_words(command: str, words: Sequence[str]) -> str:
+def explain_command_words(command: str, words: Sequence[str]) -> str:
     """Return help on the words behind a command.
 
     Where the words choose something, as method=dgc does, help is on the choice alone.

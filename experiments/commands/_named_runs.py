@@ -58,8 +58,8 @@ def match_one_name(word: str, names: Sequence[str]) -> str:
     """
     matching = [name for name in names if strip_variant(word) in name]
     if len(matching) != 1:
-        there = join_first_names(matching or names) or "none yet"
-        raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {there}")
+        listed_names = join_first_names(matching or names) or "none yet"
+        raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {listed_names}")
     return matching[0]
 
 

@@ -109,25 +109,27 @@ def _fits_filter(runs: pd.DataFrame, word: str) -> Any:
     if column in ("items", "sweeps"):
         return _has_listed(runs, column, wanted_values)
     if column not in runs:
-        known = [
+        filter_names = [
             *COLUMN_BY_FILTER,
             *CHOICES,
             *(name for name in map(str, runs) if not name.endswith("_json")),
         ]
         raise ValueError(
-            f"no filter {quote(name)}{suggest_similar(format_value(name), known)}: a leaf of the "
+            f"no filter {quote(name)}{suggest_similar(format_value(name), filter_names)}: a leaf of the "
             "configuration (method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, "
             "an item, or part of a run's name"
         )
     implied = IMPLIED_SETTINGS.get(column)
     values = runs[column].map(lambda value: implied if is_missing(value) else value)
-    return values.map(lambda value: any(_is_written_as(value, wanted) for wanted in wanted_values))
+    return values.map(
+        lambda value: any(_is_written_as(value, wanted_value) for wanted_value in wanted_values)
+    )
 
 
-def _has_listed(runs: pd.DataFrame, column: str, wanted: Collection[str]) -> Any:
+def _has_listed(runs: pd.DataFrame, column: str, wanted_words: Collection[str]) -> Any:
     """Return True for each run whose text in a column lists one of these words."""
     texts = runs[column] if column in runs else pd.Series(None, runs.index, dtype=object)
-    return texts.map(lambda text: isinstance(text, str) and not {*wanted}.isdisjoint(text.split(", ")))
+    return texts.map(lambda text: isinstance(text, str) and not {*wanted_words}.isdisjoint(text.split(", ")))
 
 
 def _is_written_as(value: Any, text: str) -> bool:

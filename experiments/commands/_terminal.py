@@ -49,8 +49,12 @@ def print_table(table: Table, clipped: str = "") -> None:
             no_wrap=is_cut,
         )
     for row in rows:
-        cells = zip(header, row[: len(widths)], strict=False)
-        grid.add_row(*(Text(text, _text_colour(title, text)) for title, text in cells))
+        grid.add_row(
+            *(
+                Text(text, COLOUR_BY_VERDICT.get(text, "yellow") if title == "verdict" else "")
+                for title, text in zip(header, row[: len(widths)], strict=False)
+            )
+        )
     console.print(grid)
     omitted = header[len(widths) :]
     if omitted:
@@ -78,7 +82,3 @@ def column_widths(columns: Sequence[Sequence[str]], width: int, clipped: int | N
         if longest[place] > widths[place]:
             widths[place] += 1
     return widths
-
-
-def _text_colour(column: str, text: str) -> str:
-    return COLOUR_BY_VERDICT.get(text, "yellow") if column == "verdict" else ""

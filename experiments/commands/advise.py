@@ -97,7 +97,7 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
     folder = known_times.folders.figures
-    tables.save_tables([table], folder, name)
+    tables.write_table_files([table], folder, name)
     write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.to_markdown()}")
     say(str(folder / f"{name}.md"))
     return 0
@@ -110,8 +110,8 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         config = compose.resolve(settings).as_dict()
     except ValueError as error:
-        own = ", ".join(key for key in TYPE_BY_OWN_WORD if key != SELECT_PREFIX)
-        more = f"; advise also takes {own} and {SELECT_PREFIX}METHOD" if "no key" in str(error) else ""
+        own_words = ", ".join(key for key in TYPE_BY_OWN_WORD if key != SELECT_PREFIX)
+        more = f"; advise also takes {own_words} and {SELECT_PREFIX}METHOD" if "no key" in str(error) else ""
         raise ValueError(f"{error}{more}") from error
     if inside:  # a run has it on virtual ranks only: real nodes have their own
         virtual = compose.resolve({"cluster": "virtual", "inside": inside}).as_dict()
@@ -137,22 +137,22 @@ def make_scenario_and_list_unranked(
         place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
         batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
         raise ValueError(
-            f"how long task={task['name']} computes on {known_times.machine} is not known, for no dense run "
-            f"of it with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
-            "compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
+            f"how long task={task['name']} computes on {known_times.machine_label} is not known, for no "
+            f"dense run of it with task.batch_size={task.get('batch_size')} and timing.mode=serialised "
+            "is stored: give compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
             f"experiments run cluster={place} task={task['name']}{batch} method=dense workers=2 "
             "timing.mode=serialised train.steps=30 train.validate=never`"
         )
-    wanted = values["methods"].split(",") if "methods" in values else []
-    for name in wanted:
+    requested_methods = values["methods"].split(",") if "methods" in values else []
+    for name in requested_methods:
         _check_method(name)
     elements = _find_elements(values, known_times)
     select_times = _find_select_times(values, known_times, elements)
-    unknown = [name for name in wanted if name not in select_times and name != "dense"]
+    unknown = [name for name in requested_methods if name not in select_times and name != "dense"]
     if unknown:
         raise ValueError(
-            f"how long {unknown[0]} takes to select on {known_times.machine} is not known, for no such run "
-            f"is stored: give {SELECT_PREFIX}{unknown[0]}=SECONDS"
+            f"how long {unknown[0]} takes to select on {known_times.machine_label} is not known, for no such "
+            f"run is stored: give {SELECT_PREFIX}{unknown[0]}=SECONDS"
         )
     every = values.get("every", EVERY_OVER_DISTANCE if network.inter_node.propagation_s else 1)
     if isinstance(every, str):
@@ -163,7 +163,7 @@ def make_scenario_and_list_unranked(
         values.get("density", DEFAULT_DENSITY),
         network,
         compute_time,
-        {name: time for name, time in select_times.items() if name in (wanted or select_times)},
+        {name: time for name, time in select_times.items() if name in (requested_methods or select_times)},
         (values["overlap"],) * 3 if "overlap" in values else step_times.DEFAULT_OVERLAP,
         values.get("skew", step_times.DEFAULT_SKEW),
         tuple(dict.fromkeys([every] if isinstance(every, int) else every)),
@@ -307,7 +307,7 @@ def _make_note(scenario: Scenario, known_times: KnownTimes, unranked: Sequence[s
         )
     if unranked:
         parts.append(
-            f"Not ranked, for their selection was not measured on {known_times.machine}: "
+            f"Not ranked, for their selection was not measured on {known_times.machine_label}: "
             f"{captions.join_with_and(map(_label, unranked))} ({SELECT_PREFIX}METHOD=SECONDS gives it)."
         )
     if scenario.has_local_steps:

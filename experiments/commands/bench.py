@@ -34,5 +34,9 @@ def bench(
     force = is_forced(force)
     if force:
         os.environ["FORCE"] = "1"  # for what a benchmark starts
-    made = REGISTRY.import_function(benchmark)(**options)
-    return made if isinstance(made, int) else made.run(benchmark, force=force, ship=ship, minutes=minutes)
+    suite_or_code = REGISTRY.import_function(benchmark)(**options)
+    return (
+        suite_or_code
+        if isinstance(suite_or_code, int)
+        else suite_or_code.run(benchmark, force=force, ship=ship, minutes=minutes)
+    )

@@ -26,15 +26,15 @@ RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
 AGREEMENT_COLUMNS = {  # of `compare_measurements`: the title and the unit of each
     "link": ("link", ""),
-    "cells": ("cells", ""),
-    "reached": ("that reach the target", ""),
-    "tau": ("Kendall's tau", ""),
-    "reached_tau": ("of those that reach it", ""),
-    "steps_tau": ("of steps", ""),
-    "contained": ("times as soon contain each other", "%"),
-    "same_word": ("same word", "%"),
-    "steps_contained": ("step ratios of all contain each other", "%"),
-    "repeated": ("and of one distribution", "%"),
+    "num_cells": ("cells", ""),
+    "num_cells_at_target": ("that reach the target", ""),
+    "time_to_target_tau": ("Kendall's time_to_target_tau", ""),
+    "reached_time_to_target_tau": ("of those that reach it", ""),
+    "step_time_tau": ("of steps", ""),
+    "speedup_containment": ("times as soon contain each other", "%"),
+    "same_word_share": ("same word", "%"),
+    "step_containment": ("step ratios of all contain each other", "%"),
+    "expected_containment": ("and of one distribution", "%"),
 }
 
 
@@ -84,7 +84,14 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         rules().version,
         entries,
         cells,
-        [site.LinkDescription(name, _read_comment(name), _describe_link(cells, name)) for name in tier.links],
+        [
+            site.LinkDescription(
+                name,
+                "The cluster's own link." if name == OWN else choices.describe_option("link", name),
+                _describe_link(cells, name),
+            )
+            for name in tier.links
+        ],
         [site.TaskDescription(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {entry.statement.name: [*_claim_rows(entry, verdict_by_claim)] for entry in entries},
@@ -92,7 +99,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         RULES.read_text(),
         notes,
     )
-    print(site.write_pages(folders.results / "benchmark" / profile, content))
+    print(site.write_site_replacing_folder(folders.results / "benchmark" / profile, content))
     return 0
 
 
@@ -119,11 +126,6 @@ def _describe_composing(composed_times: Sequence[ComposedTimeCheck]) -> str:
         for time in composed_times
     )
     return f"Times are composed. Trainings in real time as a whole were off by {errors}."
-
-
-def _read_comment(link: str) -> str:
-    """Return the comment at the beginning of a link's file."""
-    return "The cluster's own link." if link == OWN else choices.describe_option("link", link)
 
 
 def _describe_link(cells: Sequence[Cell], link: str) -> str:

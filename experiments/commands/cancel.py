@@ -96,14 +96,16 @@ def _cancel_attempts(attempts: Sequence[Attempt], folders: ResultFolders) -> Can
     for attempt in unknown:
         attempt.mark_failed_unless_whole("given up: SLURM did not show its job", "cancelled")
     reports = {attempt: view.job_report(attempt) for attempt, run in states.items() if run.is_under_way}
-    wanted = {attempt: report for attempt, report in reports.items() if report.status == "queued"}
-    if wanted:
-        say(f"ends {join_first_names([attempt.run_id for attempt in wanted])}")
-    for attempt in wanted:
+    report_by_queued_attempt = {
+        attempt: report for attempt, report in reports.items() if report.status == "queued"
+    }
+    if report_by_queued_attempt:
+        say(f"ends {join_first_names([attempt.run_id for attempt in report_by_queued_attempt])}")
+    for attempt in report_by_queued_attempt:
         (folders.launch_folder(attempt) / CANCEL_FILE).touch()
-    refused = jobs.try_cancel_jobs(wanted.values())
-    for attempt, report in wanted.items():
+    refused = jobs.try_cancel_jobs(report_by_queued_attempt.values())
+    for attempt, report in report_by_queued_attempt.items():
         if report in refused:
             (folders.launch_folder(attempt) / CANCEL_FILE).unlink(missing_ok=True)
     refusals = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
-    return CancelResult(len({*wanted.values()} - {*refused}), len(unknown), refusals)
+    return CancelResult(len({*report_by_queued_attempt.values()} - {*refused}), len(unknown), refusals)

@@ -86,16 +86,18 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     shipped_before = set(before.runs["run_id"])
     complete = dict(find_complete_figure_runs(folders, shipped_before))
     own_names = set(folders.store.list_run_ids())
-    wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in own_names)
-    frames, notes = load_newest_attempts_cached(folders.store, wanted, folders.records, verify_digests=True)
+    own_run_ids = dict.fromkeys(run for runs in complete.values() for run in runs if run in own_names)
+    frames, notes = load_newest_attempts_cached(
+        folders.store, own_run_ids, folders.records, verify_digests=True
+    )
     yield from notes
     if not complete:
         yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"
     for name, runs in complete.items():
         if shipped_before.union(frames.runs["run_id"]).issuperset(runs):
             write_json(index_folder / f"{name}.json", {"runs": runs})
-    new = drop_undrawn_rows(keep_only_shipped_rules(before, frames))
-    merged = strip_private_provenance(add_missing_outcomes(merge_frames(before, new)))
+    new_frames = drop_undrawn_rows(keep_only_shipped_rules(before, frames))
+    merged = strip_private_provenance(add_missing_outcomes(merge_frames(before, new_frames)))
     needed = {run for path in index_folder.glob("*.json") for run in read_figure_run_ids(path)}
     parquet.write_parquet(select_rows_by_run_id(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
@@ -113,8 +115,8 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     rows = judge_shipped_figures(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.verdicts_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts.verdicts_page_markdown(rows))
-    before_part, _, rest = README.read_text().partition(README_BEGIN)
-    _, _, after_part = rest.partition(README_END)
+    before_part, _, from_part = README.read_text().partition(README_BEGIN)
+    _, _, after_part = from_part.partition(README_END)
     part = f"{README_BEGIN}\n{readme_verdicts_markdown(rows)}{README_END}"
     write_atomic(README, f"{before_part}{part}{after_part}")
 
@@ -156,13 +158,13 @@ def find_complete_figure_runs(
     if not folders.store.list_run_ids():  # composing what all figures need takes its time
         return
     for figure in load_readable_figures():
-        seen = set[frozenset[str]]()  # some figures have the same runs in every profile
+        examined_runs = set[frozenset[str]]()  # some figures have the same runs in every profile
         for profile in SHIPPED_PROFILES:
             required = list(map(run_id, required_configs(figure, profile)))
             additional = list(map(run_id, additional_configs(figure, profile)))
-            if frozenset(required) in seen:
+            if frozenset(required) in examined_runs:
                 continue
-            seen.add(frozenset(required))
+            examined_runs.add(frozenset(required))
             own_ids = {run for run in (*required, *additional) if folders.store.find_newest_valid_of_run(run)}
             available = own_ids.union(shipped)
             if own_ids and available.issuperset(required):
@@ -220,6 +222,6 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     counts = verdicts.count_causes_by_word(
         (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
     )
-    listed = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
-    sentence = f"All {sum(counts.values())} claims, tested together, each cause counted once: {listed}."
+    counts_text = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
+    sentence = f"All {sum(counts.values())} claims, tested together, each cause counted once: {counts_text}."
     return "\n".join(lines) + f"\n\n{textwrap.fill(sentence, README_COLUMNS)}\n"

@@ -155,9 +155,9 @@ def merge_yaml_fields(text: str, fields: Mapping[str, Any]) -> str:
     """Return a file's text with these fields, each in its old line, with its comment, or in a new one."""
     for name, value in fields.items():
         line = _format_field(name, value)
-        old = re.search(rf"^{name}:.*?(?= #|$)", text, re.MULTILINE)
-        if old:
-            text = text[: old.start()] + line + text[old.end() :]
+        old_line = re.search(rf"^{name}:.*?(?= #|$)", text, re.MULTILINE)
+        if old_line:
+            text = text[: old_line.start()] + line + text[old_line.end() :]
         else:
             text = text.removesuffix("\n") + f"\n{line}\n"
     return text

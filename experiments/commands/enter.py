@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,13 +192,9 @@ def carry_out_all_stages(
         texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
         say(f"{name}: {'; '.join(texts)}")
     configs = _plan_after_trials(entries, chosen, base_file)
-    stages.make_missing_runs(
-        "trainings", [config for entering in configs.trainings_by_entry.values() for config in entering]
-    )
+    stages.make_missing_runs("trainings", [*chain.from_iterable(configs.trainings_by_entry.values())])
     if not without_times:
-        real_time_trainings = [
-            config for entering in configs.real_time_trainings_by_entry.values() for config in entering
-        ]
+        real_time_trainings = [*chain.from_iterable(configs.real_time_trainings_by_entry.values())]
         stages.make_missing_runs("launches", configs.timing_launches, in_real_time=True)
         stages.make_missing_runs("whole trainings in real time", real_time_trainings, in_real_time=True)
     launches = [config for config in configs.timing_launches if stages.is_recorded(config)]
@@ -294,12 +291,12 @@ class EntryStageRunner:
     """The maker of the runs of entries' stages, unless they are recorded.
 
     Args:
-        since: a date; runs in real time that were begun before are made again.
+        remeasure_begun_before: a date; runs in real time that were begun before are made again.
         held_records: of entries' files.
     """
 
     folders: ResultFolders
-    since: str | None = None
+    remeasure_begun_before: str | None = None
     held_records: Frames = field(default_factory=empty_frames)
 
     def make_missing_runs(self, title: str, configs: Sequence[Config], *, in_real_time: bool = False) -> None:
@@ -312,7 +309,7 @@ class EntryStageRunner:
     def find_runs_to_make(self, configs: Sequence[Config], *, in_real_time: bool = False) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
         planned = plan_runs_with_data(configs, say)
-        since = self.since if in_real_time else None
+        since = self.remeasure_begun_before if in_real_time else None
         todo = [
             run
             for run in find_unmeasured_runs(planned, self.folders, say)
@@ -387,11 +384,9 @@ def _describe_plan(
     configs = _plan_after_trials(entries, chosen, base_file)
     configs_by_stage = {
         "trials": [config for entering in entries.values() for config in entering.tuning()],
-        "trainings": [config for entering in configs.trainings_by_entry.values() for config in entering],
+        "trainings": [*chain.from_iterable(configs.trainings_by_entry.values())],
         "launches": configs.timing_launches,
-        "whole trainings": [
-            config for entering in configs.real_time_trainings_by_entry.values() for config in entering
-        ],
+        "whole trainings": [*chain.from_iterable(configs.real_time_trainings_by_entry.values())],
     }
     filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
     recorded = [load_all_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]

@@ -24,10 +24,10 @@ def figures(words: Items) -> int:
     folders = ResultFolders()
     items = [all_figures.find_item(word) for word in words if word not in DRAW_BY_BENCHMARK]
     chosen_figures = [all_figures.load(item) for item in items]
-    drawn, are_all_written = redraw_recorded_figures(
+    drawn_figures, are_all_written = redraw_recorded_figures(
         folders, chosen_figures or ([] if words else load_readable_figures())
     )
-    for figure in drawn:
+    for figure in drawn_figures:
         if chosen_figures:
             print_figure_results(figure)
         else:
@@ -40,7 +40,7 @@ def figures(words: Items) -> int:
     ]
     for picture in benchmark_pictures:
         print(picture)
-    if not drawn and not benchmark_pictures:
+    if not drawn_figures and not benchmark_pictures:
         say("no stored records suffice for any figure; make some with `make reproduce-fig4`")
         return 1
     return 0 if are_all_written else 1

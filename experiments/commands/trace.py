@@ -9,7 +9,7 @@ from analysis.records import parquet
 from analysis.records.files import write_atomic
 from analysis.records.frame_cache import load_newest_attempts_cached
 from analysis.records.frames import Frames
-from analysis.times.trace import build_trace
+from analysis.times.trace import build_perfetto_trace
 from experiments.commands._arguments import RunName
 from experiments.commands._drawing import select_rows_by_run_id
 from experiments.commands._named_runs import match_one_name
@@ -28,7 +28,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
     """
     name, frames = _load_run(run, ResultFolders())
     path = Path(out or f"{name}.trace.json")
-    text = json.dumps(build_trace(frames, list(frames.runs["key"]), name), allow_nan=False)
+    text = json.dumps(build_perfetto_trace(frames, list(frames.runs["key"]), name), allow_nan=False)
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
     print(path)
     return 0

@@ -71,7 +71,7 @@ def _print_shipped_run(name: str, folders: ResultFolders) -> None:
 def describe_attempt_differences(a: Attempt, b: Attempt) -> str:
     """Return the outcomes of two attempts, and all that differs between them."""
     manifests = ({**attempt.manifest, "config": attempt.config} for attempt in (a, b))
-    differences = run_differences.find_differences(*manifests)
+    differences = run_differences.find_run_differences(*manifests)
     labels = zip((a, b), label_attempts([a, b]), strict=True)
     names = [f"{attempt.run_id} ({label})" for attempt, label in labels]
     texts = (_compare_outcomes(a, b), run_differences.differences_text(differences, *names))
@@ -93,7 +93,7 @@ def _compare_outcomes(a: Attempt, b: Attempt) -> str:
     texts = list[str]()
     for variant, row in rows_by_attempt[a].items():
         if variant in rows_by_attempt[b]:
-            text = run_differences.outcomes_text(row, rows_by_attempt[b][variant])
+            text = run_differences.shared_outcomes_text(row, rows_by_attempt[b][variant])
             texts.append(f"{variant}: {text}" if variant and text else text)
     return "\n\n".join(filter(None, texts))
 

@@ -119,12 +119,12 @@ def git_state() -> dict[str, str | None]:
 def _git(*words: str) -> str | None:
     """Return the text that git prints, or None without git or a repository."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def ensure_code_copy(copies_folder: Path) -> Path:
@@ -153,9 +153,9 @@ def ensure_code_copy(copies_folder: Path) -> Path:
     }
     if try_read_json_object(copy / NOTE_FILE) != note:
         write_json(copy / NOTE_FILE, note)
-    why = describe_copy_damage(copy)
-    if why:
-        raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
+    damage = describe_copy_damage(copy)
+    if damage:
+        raise ValueError(f"the code was edited while it was being copied: submit again ({damage})")
     return copy
 
 
@@ -193,10 +193,12 @@ def describe_copy_damage(copy: Path) -> str:
     faults += sorted(f"{path.relative_to(copy)} was added" for path in _find_extra_files(copy, noted))
     if not faults:
         return ""
-    listed = ", ".join(faults[:MAX_NAMED_FILES]) + f" and {len(faults) - MAX_NAMED_FILES} more" * (
+    shown_faults = ", ".join(faults[:MAX_NAMED_FILES]) + f" and {len(faults) - MAX_NAMED_FILES} more" * (
         len(faults) > MAX_NAMED_FILES
     )
-    return f"the code in {copy} is not what was submitted ({listed}): submit again, which copies it anew"
+    return (
+        f"the code in {copy} is not what was submitted ({shown_faults}): submit again, which copies it anew"
+    )
 
 
 def _describe_fault(path: Path, digest: str) -> str:
@@ -214,16 +216,10 @@ def _find_extra_files(copy: Path, expected: Collection[str]) -> Iterator[Path]:
     """
     folders = {str(parent) for name in expected for parent in Path(name).parents}
     for path in walk_entries(copy):
-        name = str(path.relative_to(copy))
-        is_ours = (
-            name in folders if _is_folder(path) else name in (*expected, NOTE_FILE) and not path.is_symlink()
-        )
-        if not is_ours and not _is_temporary(path):
+        names = folders if path.is_dir() else (*expected, NOTE_FILE)
+        is_part = str(path.relative_to(copy)) in names and not path.is_symlink()
+        if not is_part and not _is_temporary(path):
             yield path
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _is_temporary(path: Path) -> bool:

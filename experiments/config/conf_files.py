@@ -60,10 +60,10 @@ def _check_size(events: Iterable[Any], path: Path) -> None:
         is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
         if is_plain and NON_DECIMAL_NUMBER.fullmatch(event.value):
             line = event.start_mark.line + 1
-            meant = yaml.safe_load(event.value)
+            yaml_value = yaml.safe_load(event.value)
             raise ValueError(
-                f"{path}, line {line}: YAML reads {format_value(event.value)} in another base, as {meant}; "
-                "put it in quotes if it is text, else write the number that it is to mean"
+                f"{path}, line {line}: YAML reads {format_value(event.value)} in another base, as "
+                f"{yaml_value}; put it in quotes if it is text, else write the number that it is to mean"
             )
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, part = parts.pop()

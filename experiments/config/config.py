@@ -384,12 +384,12 @@ def _check_emulated(config: Config, cluster: EmulatedCluster) -> None:
 
 
 def _check_late(late: LatenessSettings, workers: int) -> None:
-    used = PARAMETERS_BY_DRAW[late.draw]
+    used_names = PARAMETERS_BY_DRAW[late.draw]
     for name, value in (("s", late.s), ("spread", late.spread)):
-        if bool(value) != (name in used):
+        if bool(value) != (name in used_names):
             wants = "needs it: give it a number above 0" if not value else "makes no use of it; leave it out"
             raise ValueError(f"late.{name}={value}: late.draw={late.draw} {wants}")
-    if late.rank is not None and "rank" not in used:
+    if late.rank is not None and "rank" not in used_names:
         raise ValueError(f"late.rank={late.rank}: late.draw={late.draw} is not of one worker; leave it out")
     if late.rank is not None and late.rank >= workers:
         raise ValueError(f"late.rank={late.rank}: there are workers={workers}, counted from 0")
@@ -416,9 +416,9 @@ def check_variants(config_by_variant: Mapping[str, Config]) -> None:
         raise ValueError(f"variants={','.join(config_by_variant)}: to take turns there must be two or more")
     for other, config in config_by_variant.items():
         parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
-        same = name_by_settings.setdefault(parts, other)
-        if same != other:
-            raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
+        first_name = name_by_settings.setdefault(parts, other)
+        if first_name != other:
+            raise ValueError(f"variants {first_name} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in config_by_variant.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":
         raise ValueError(

@@ -167,10 +167,10 @@ def try_download(dataset: str, files: DatasetFiles, root: Path, say: Callable[[s
     words = [sys.executable, "-c", DOWNLOAD_SCRIPT, dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
     try:
         part.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
-        if done.returncode == 0:
+        process = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
+        if process.returncode == 0:
             (part / files.folder).replace(root / files.folder)
-        return done.returncode == 0
+        return process.returncode == 0
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

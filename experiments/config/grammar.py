@@ -64,12 +64,12 @@ def parse_values(key: str, text: str, max_count: int) -> list[Any]:
     override = _parse_override(key, text)
     if not override.is_sweep_override():
         return [parse_variants(text) if key == "variants" else parse_value(key, text)]
-    listed: Any = override.value()
-    if isinstance(listed, RangeSweep):
-        listed.shuffle = False  # it would list all of a range first, and the order changes no run
+    sweep: Any = override.value()
+    if isinstance(sweep, RangeSweep):
+        sweep.shuffle = False  # it would list all of a range first, and the order changes no run
     try:
-        if isinstance(listed, Glob) and key in choices.GROUPS:
-            texts = listed.filter(choices.option_names(key))
+        if isinstance(sweep, Glob) and key in choices.GROUPS:
+            texts = sweep.filter(choices.option_names(key))
         else:
             texts = [*islice(override.sweep_string_iterator(), max_count + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:

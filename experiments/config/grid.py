@@ -103,15 +103,16 @@ def split_sweep_name(words: Sequence[str]) -> tuple[str | None, list[str]]:
         ValueError: the name is none, or there are several.
     """
     names = list(dict.fromkeys(word.removeprefix(SWEEP) for word in words if word.startswith(SWEEP)))
-    rest = [word for word in words if not word.startswith(SWEEP)]
+    other_words = [word for word in words if not word.startswith(SWEEP)]
     if not names:
-        return None, rest
+        return None, other_words
     if len(names) > 1 or not SWEEP_NAME.fullmatch(names[0]):
-        listed = ", ".join(map(quote, names))
+        quoted_names = ", ".join(map(quote, names))
         raise ValueError(
-            f"sweep={listed}: a sweep has one name of at most 40 letters, digits, - and _, as sweep=thesis"
+            f"sweep={quoted_names}: a sweep has one name of at most 40 letters, digits, - and _, "
+            "as sweep=thesis"
         )
-    return names[0], rest
+    return names[0], other_words
 
 
 def add_runs_to_sweep(

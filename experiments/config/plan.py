@@ -136,10 +136,10 @@ def describe_code_changes(attempts: Iterable[Attempt]) -> str:
 
 def explain_changed_files(files: Sequence[str]) -> str:
     """Return a sentence on a run's measuring files that have changed since, and how to measure again."""
-    listed = ", ".join(files[:MAX_NAMED_FILES]) + (
+    named_files = ", ".join(files[:MAX_NAMED_FILES]) + (
         f" and {len(files) - MAX_NAMED_FILES} more" if len(files) > MAX_NAMED_FILES else ""
     )
-    return f"measured with other code ({listed}); --force measures again"
+    return f"measured with other code ({named_files}); --force measures again"
 
 
 def changed_code_files(attempt: Attempt) -> list[str]:

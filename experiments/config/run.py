@@ -69,6 +69,8 @@ class Run:
             for key, value in self.settings.items()
         ]
         if self.variants:
-            named = {name: " ".join(Run(settings).to_words()) for name, settings in self.variants.items()}
-            words.append(f"variants={grammar.format_hydra_value(named)}")
+            words_by_variant = {
+                name: " ".join(Run(settings).to_words()) for name, settings in self.variants.items()
+            }
+            words.append(f"variants={grammar.format_hydra_value(words_by_variant)}")
         return words

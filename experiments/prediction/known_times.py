@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.pictures import style
 from analysis.published import block_intervals
-from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, mean_communication_ms
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records import loading, phases
 from analysis.records.frames import Frames, select_runs
@@ -52,7 +52,7 @@ class KnownTimes:
         return str(self.config["cluster"]["gpu"])
 
     @property
-    def machine(self) -> str:
+    def machine_label(self) -> str:
         """The name of the accelerator in sentences."""
         return {"none": "CPUs", "any": "GPUs"}.get(self.gpu) or self.gpu.upper()
 
@@ -89,9 +89,9 @@ class KnownTimes:
         if self.gpu == "none":
             is_without: pd.Series[bool] = names.isna()
             return is_without
-        wanted = "" if self.gpu == "any" else self.gpu
+        model_part = "" if self.gpu == "any" else self.gpu
         has_name: pd.Series[bool] = names.notna() & names.fillna("").str.lower().str.contains(
-            wanted, regex=False
+            model_part, regex=False
         )
         return has_name
 
@@ -236,20 +236,24 @@ def published_compute_and_select_times(gpu: str) -> dict[str, UncertainTime]:
     times = dict[str, UncertainTime]()
     for method, job in jobs.items():
         # All of an iteration beyond communicating, wherever their clock put it; of dense it is computing.
-        took = _without_communication_ms(job)
+        estimate = _without_communication_ms(job)
         if method != "dense":
             dense = _without_communication_ms(jobs["dense"])
-            took = block_intervals.combine_estimates(lambda iteration, dense: iteration - dense, took, dense)
-        assert took.low is not None
-        assert took.high is not None
+            estimate = block_intervals.combine_independent_estimates(
+                lambda iteration, dense: iteration - dense, estimate, dense
+            )
+        assert estimate.low is not None
+        assert estimate.high is not None
         source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
-        times[method] = UncertainTime(1e-3 * took.low, 1e-3 * took.value, 1e-3 * took.high, source)
+        times[method] = UncertainTime(
+            1e-3 * estimate.low, 1e-3 * estimate.value, 1e-3 * estimate.high, source
+        )
     return times
 
 
 def _without_communication_ms(job: int) -> Estimate:
-    waits = block_intervals.jackknife_estimate(communication_ms(job))
-    return block_intervals.combine_estimates(
+    waits = block_intervals.jackknife_estimate(mean_communication_ms(job))
+    return block_intervals.combine_independent_estimates(
         lambda step, waiting: step - waiting, validation_free_step_ms(job), waits
     )
 

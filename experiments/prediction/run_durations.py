@@ -36,7 +36,7 @@ class Machine(NamedTuple):
 
 
 class StepCounter:
-    """A count of the steps of whole runs; recorded epochs of all samples tell how many samples an epoch has."""
+    """A counter of the steps of whole runs; records of whole epochs tell how many samples an epoch has."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
         factors = ["task.batch_size", "workers", "steps_per_epoch"]
@@ -81,19 +81,19 @@ class DurationModel:
         timed = runs[runs["took_s"].notna()] if is_complete else runs.iloc[:0]
         self.turns = _turn_seconds(timed)
         rows = timed.drop_duplicates("run_id")  # variants that took turns are one run
-        used = rows.reindex(
+        used_columns = rows.reindex(
             columns=[
                 "steps_total", "workers", "took_s", "cluster.where", "provenance.cpu", "provenance.cores",
                 "variant",
             ]
         )  # fmt: skip
-        numbers = used[["steps_total", "workers", "took_s"]].apply(pd.to_numeric)
-        sequential = numbers["workers"].where(used["cluster.where"].eq("virtual"), 1)
+        numbers = used_columns[["steps_total", "workers", "took_s"]].apply(pd.to_numeric)
+        sequential = numbers["workers"].where(used_columns["cluster.where"].eq("virtual"), 1)
         derived = {
             "sequential_step_s": numbers["took_s"] / (numbers["steps_total"] * sequential),
-            "in_turns": used["variant"].notna(),
-            "is_this_machine": used["provenance.cpu"].eq(this_machine.cpu)
-            & used["provenance.cores"].eq(this_machine.cores),
+            "in_turns": used_columns["variant"].notna(),
+            "is_this_machine": used_columns["provenance.cpu"].eq(this_machine.cpu)
+            & used_columns["provenance.cores"].eq(this_machine.cores),
         }
         # Not assigned one by one: pandas warns of that where there are a hundred columns.
         rows = pd.concat([rows, pd.DataFrame(derived, index=rows.index)], axis=1)
@@ -188,13 +188,13 @@ def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
     """Return what estimates rest on: '9 runs of the same task, batch and place, ...'."""
     basis = pd.concat([estimate.compared_runs for estimate in estimates]).drop_duplicates("run_id")
     num_here = int(basis["is_this_machine"].sum())
-    where = "all" if num_here == len(basis) else str(num_here or "none")
+    here_text = "all" if num_here == len(basis) else str(num_here or "none")
     num_others = sum(not estimate.is_same_method for estimate in estimates)
     other_methods = f"; {format_count(num_others, 'runs')} by those of other methods" if num_others else ""
     scaled = "" if basis["in_turns"].all() else ", scaled to as many steps"  # turns end by the clock
     return (
         f"{format_count(len(basis), 'runs')} {LIKE_THESE}{scaled}; "
-        f"{where} of them on a machine like this one{other_methods}"
+        f"{here_text} of them on a machine like this one{other_methods}"
     )
 
 
@@ -222,33 +222,33 @@ class ClusterCostModel:
 
     def describe_expected_node_hours(self, array: JobArray) -> str:
         """Return 'expected: 0.4 node-hours', and the number of runs by whose step times."""
-        used = set[str]()
+        used_run_ids = set[str]()
         num_unknown = 0
         node_s = 0.0
         for run in (run for job in array.jobs for run in job):
-            alike = self.find_similar_runs(run.config)
+            similar_runs = self.find_similar_runs(run.config)
             steps = self.step_counter.count_steps(run.config)
             # The length of a run whose variants take turns is open.
-            if alike is None or steps is None or run.config.variants:
+            if similar_runs is None or steps is None or run.config.variants:
                 num_unknown += 1
             else:
-                node_s += array.shape.nodes * steps * float(alike["step_s"].median())
-                used |= set(alike["run_id"])
-        if not used:
+                node_s += array.shape.nodes * steps * float(similar_runs["step_s"].median())
+                used_run_ids |= set(similar_runs["run_id"])
+        if not used_run_ids:
             return "expected node-hours are not known: no run like these was measured there"
         unknown = f"; of {format_count(num_unknown, 'runs')} not known" if num_unknown else ""
         return (
             f"expected: {format_node_hours(array, node_s / 3600)}, "
-            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{unknown}; "
-            "what starting and validating take comes on top"
+            f"by the step times of {format_count(len(used_run_ids), 'runs')} like these, measured "
+            f"there{unknown}; what starting and validating take comes on top"
         )
 
     def describe_expected_memory(self, array: JobArray) -> str:
         """Return 'up to 2 GiB of a node and 5 GiB of each GPU'; empty without a record of like runs."""
-        alike = [self.find_similar_runs(run.config) for job in array.jobs for run in job]
-        if all(rows is None for rows in alike):
+        similar_runs = [self.find_similar_runs(run.config) for job in array.jobs for run in job]
+        if all(rows is None for rows in similar_runs):
             return ""
-        records = pd.concat(alike).reindex(columns=[MEMORY, GPU_MEMORY])
+        records = pd.concat(similar_runs).reindex(columns=[MEMORY, GPU_MEMORY])
         parts = []
         for column, count, owner in (
             (MEMORY, array.shape.tasks_per_node, "a node"),

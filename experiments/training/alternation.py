@@ -164,7 +164,11 @@ def widest_ratio_half_width(seconds_by_variant: Mapping[str, Sequence[float] | n
         return None
     from analysis.stats import POSITIVE, estimate_mean  # pandas comes with it
 
-    first, *others = (np.asarray(block_seconds) for block_seconds in seconds_by_variant.values())
-    ratios = [other / first for other in others]
-    widest = max(estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").half_width for ratio in ratios)
+    first_seconds, *other_seconds = (
+        np.asarray(block_seconds) for block_seconds in seconds_by_variant.values()
+    )
+    ratios = [seconds / first_seconds for seconds in other_seconds]
+    widest = max(
+        estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").relative_half_width for ratio in ratios
+    )
     return widest if np.isfinite(widest) else None

@@ -37,7 +37,7 @@ class CudaGraphRecorder:
         return result
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Record the work without doing it; return where its result will be, and the function that replays it.
+        """Record the work without doing it; return where its result will be, and a function that replays it.
 
         Raises:
             RuntimeError: something in it can't be recorded, or the device's memory is full.

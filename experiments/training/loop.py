@@ -128,7 +128,9 @@ class Trainer:
             self.looks = SelectionObserver(self.aggregator.gradients.buckets, log, every, seed)
         self.state = TrainingState(self.model, optimiser, self.aggregator, augmentation, self.log)
         timer.num_steps = self.done = checkpointer.restore_loaded(self.state) if checkpointer else 0
-        self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
+        self.batches = task.batches(
+            data, comm.rank, comm.size, seed, augmentation, dtype, first_batch=self.done
+        )
         self.unread: Tensor | None = None  # as published, the loss that nobody has read
         self.recorded = None
         if settings.graph_recorder and timer.mode == "production" and not self.overlap:

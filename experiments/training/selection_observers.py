@@ -136,20 +136,21 @@ class SelectionObserver:
                     selected_region_mask(tensor_values, tensor_selected, size, density),
                 )
 
-    def _compare(self, step: int, name: str, now: Tensor) -> None:
+    def _compare(self, step: int, name: str, selected: Tensor) -> None:
         """Remember the selected regions, and note how many of those selected earlier are among them."""
         earlier = self.earlier.setdefault(name, deque(maxlen=max(LAGS)))
-        count = int(now.sum())
+        count = int(selected.sum())
         lags = [lag for lag in LAGS if lag <= len(earlier)]
         if count and lags:
-            again = [float((earlier[-lag] & now).sum() / earlier[-lag].sum().clamp(min=1)) for lag in lags]
-            chance = torch.zeros_like(now)
-            chance[torch.randperm(len(now), generator=self.draws)[:count]] = True
-            drawn = [float((earlier[-lag] & chance).sum() / earlier[-lag].sum().clamp(min=1)) for lag in lags]
+            drawn = torch.zeros_like(selected)
+            drawn[torch.randperm(len(selected), generator=self.draws)[:count]] = True
             steps = [lag * self.every for lag in lags]
-            self._note(step, "kept", name, steps, again)
-            self._note(step, "shuffled", name, steps, drawn)
-        earlier.append(now)
+            for what, mask in (("kept", selected), ("shuffled", drawn)):
+                shares = [
+                    float((earlier[-lag] & mask).sum() / earlier[-lag].sum().clamp(min=1)) for lag in lags
+                ]
+                self._note(step, what, name, steps, shares)
+        earlier.append(selected)
 
     def _note(self, step: int, what: str, name: str, xs: Sequence[float], values: Sequence[float]) -> None:
         if all(map(math.isfinite, values)):  # of what diverged there is nothing to see

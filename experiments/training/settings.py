@@ -60,11 +60,8 @@ class Settings(Mapping[str, Any]):
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as records have them: nested dicts, lists, numbers, words."""
         added = _defaults_of_added_fields(type(self))
-        return {
-            name: to_plain(value)
-            for name in field_types(type(self))
-            if (value := getattr(self, name)) != added.get(name, MISSING)
-        }
+        values = {name: getattr(self, name) for name in field_types(type(self))}
+        return {name: to_plain(value) for name, value in values.items() if value != added.get(name, MISSING)}
 
     def get_setting(self, dotted: str) -> Any:
         """Return the value of a dotted key, as `as_dict` has it; None where there is none."""
@@ -120,15 +117,13 @@ def setting_meaning(allowed: Any) -> str:
 
 
 @cache
-def field_types(kind: Any) -> dict[str, Any]:
+def field_types(settings_class: Any) -> dict[str, Any]:
     """Return the fields of a class and their types, annotated with their meanings."""
-    types = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: Annotated[types[field.name], meaning]
-        if (meaning := field.metadata.get("meaning"))
-        else types[field.name]
-        for field in fields(kind)
-    }
+    types = get_type_hints(settings_class, include_extras=True)
+    for field in fields(settings_class):
+        if "meaning" in field.metadata:
+            types[field.name] = Annotated[types[field.name], field.metadata["meaning"]]
+    return {field.name: types[field.name] for field in fields(settings_class)}
 
 
 def nested_settings_class(allowed: Any) -> type[Settings] | None:

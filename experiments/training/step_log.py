@@ -153,11 +153,11 @@ class StepLog:
                 step=step + 1,
                 **means,
                 val_loss=metrics.loss,
-                val_top1=metrics.top1,
-                val_top5=metrics.top5,
+                val_top1=metrics.top1_percent,
+                val_top5=metrics.top5_percent,
                 wall_s=self.timed_s,
                 captured_energy=captured_energy,
-                **({} if tested is None else {"test_loss": tested.loss, "test_top1": tested.top1}),
+                **({} if tested is None else {"test_loss": tested.loss, "test_top1": tested.top1_percent}),
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,12 +166,15 @@ class StepLog:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        now = {
+        name_by_old_name = {
             field.former_name: name
             for name, field in field_descriptions_by_name(StepOrEpochLine).items()
             if field.former_name
         }
-        self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
+        self.epoch = [
+            {name_by_old_name.get(name, name): value for name, value in step.items()}
+            for step in saved["epoch"]
+        ]
         self.timed_s = saved["timed_s"]
 
     def _find_nonfinite_gradient(self) -> NonFiniteGradientError | None:

@@ -21,8 +21,8 @@ IGNORED_LABEL = -100  # instead of a label: torch's cross-entropy leaves it out
 
 class Metrics(NamedTuple):
     loss: float  # mean cross-entropy per label, or what else the task minimises
-    top1: float | None = None  # percent; None where there are no classes to be right about
-    top5: float | None = None  # percent
+    top1_percent: float | None = None  # None where there are no classes to be right about
+    top5_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,18 @@ class Task:
         seed: int,
         generator: Generator,
         dtype: torch.dtype,
-        first: int = 0,
+        first_batch: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this worker's batches, without end: (B, C, H, W) inputs and (B,) labels, on one device.
 
         The order is DistributedSampler's; a last batch that is not full is skipped, as published. The first
-        batch is number `first`; those before it cost nothing, and draw nothing from the generator.
+        batch is number `first_batch`; those before it cost nothing, and draw nothing from the generator.
         """
         sampler = DistributedSampler[tuple[Tensor, ...]](
             TensorDataset(data.train.labels), size, rank, seed=seed
         )
         per_pass = len(sampler) // self.batch_size
-        data_pass, skipped = divmod(first, per_pass)
+        data_pass, skipped = divmod(first_batch, per_pass)
         while True:
             sampler.set_epoch(data_pass)
             order = host_sync.to_device(list(sampler), data.train.labels)

@@ -45,12 +45,12 @@ class VectorTask(Task):
         seed: int,
         generator: Generator,
         dtype: torch.dtype,
-        first: int = 0,
+        first_batch: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this worker's gradients, without end: (n,) views, and nothing to compare with."""
         context = BucketContext(seed, rank, BUCKET_NUMBER)
         spare = min(SPARE_ELEMENTS, self.elements)
-        step = first
+        step = first_batch
         long = draw_gradient(self.elements + spare, self.overlap, context).to(generator.device, dtype)
         while True:
             start = context.without_rank.random_key_for_rank(step) % (spare + 1)

@@ -100,7 +100,7 @@ FAR = ("link=internet_100m_50ms", "workers=4")
 @pytest.fixture
 def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no record tell how long methods take, which takes seconds to find."""
-    monkeypatch.setattr(known_times.KnownTimes, "records", empty_frames())
+    monkeypatch.setattr(known_times.KnownTimes, "serialised_records", empty_frames())
 
 
 def step_ms(printed: str, label: str = "dense") -> tuple[float, float, float]:

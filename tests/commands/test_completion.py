@@ -58,7 +58,7 @@ from experiments.commands import completion
 argcomplete.autocomplete = lambda *words, **how: None
 for name in {commands.command_names()!r}:
     line = f"python -m experiments {{name}} method=dgc method."
-    completion.complete(line)
+    completion.print_completions_and_exit(line)
     completion.complete_setting_word("method.", line.split())
     assert not {HEAVY!r} & set(sys.modules), (name, {HEAVY!r} & set(sys.modules))
 """

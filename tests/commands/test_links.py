@@ -55,8 +55,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.ReportSite:
     monkeypatch.setattr(report.ShippedRecords, "frames", empty_frames())
     monkeypatch.setattr(figures, "files_by_item", dict)
     site = pages.ReportSite(tmp_path / "results" / "report")
-    site.clear_stale_files()
-    site.write_data("run/a", {})
+    site.clear_stale_files_and_copy_assets()
+    site.write_data_script("run/a", {})
     return site
 
 

@@ -72,7 +72,7 @@ def test_a_new_one_knows_nothing_and_its_stream_does_not_grow_with_its_layers() 
 def test_each_optimiser_learns_a_rhyme(optimiser: str, tmp_path: Path) -> None:
     before, after = learn(built(optimiser=optimiser, lr=LEARNS[optimiser]), rhyme(tmp_path), steps=60)
     assert after.loss < before.loss / 2
-    assert there(after.top1) > 90
+    assert there(after.top1_percent) > 90
 
 
 def test_the_rate_rises_and_falls_along_a_cosine_to_its_end() -> None:

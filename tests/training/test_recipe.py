@@ -128,7 +128,7 @@ def test_evaluation_is_the_exact_mean_over_images() -> None:
             return torch.tensor([3.0, 0, 0, 2.0, 1.5, 1.2, 1.1, 0, 0, 0]).expand(len(inputs), 10)
 
     metrics = TASKS.build("cnn_cifar10", {}).evaluate(Always(), data, torch.float32)
-    assert (metrics.top1, metrics.top5) == (10, 50)
+    assert (metrics.top1_percent, metrics.top5_percent) == (10, 50)
 
 
 def test_more_workers_than_batches_are_refused() -> None:

@@ -189,7 +189,8 @@ def read_words(path: Path, min_words: int, units: Units = "words") -> Sequence[s
         words = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
     if len(words) <= min_words:
         raise ValueError(
-            f"{path} has {len(words)} {units}, and a sequence has {min_words}; {TEXT_ADVICE}, thousands of them"
+            f"{path} has {len(words)} {units}, and a sequence has {min_words}; "
+            f"{TEXT_ADVICE}, thousands of them"
         )
     return words
 

@@ -44,12 +44,12 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
     classes, train = _list_images(folder / "train")
     test_classes, test = _list_images(folder / "val")
     if classes != test_classes:
-        where, name = min(
+        folder_name, name = min(
             (("train" if name in classes else "val"), name) for name in {*classes} ^ {*test_classes}
         )
         raise ValueError(
             f"{folder} has {len(classes)} classes to train and {len(test_classes)} to validate, and {name} "
-            f"is in {where}/ alone; {LAYOUT_ADVICE}"
+            f"is in {folder_name}/ alone; {LAYOUT_ADVICE}"
         )
     files = [str(Path(path).relative_to(folder)) for path, _ in (*train, *test)]
     numbers = torch.arange(len(files)).split([len(train), len(test)])

@@ -66,12 +66,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, recipe: OptimizerRecipe, lr: float, weight_decay: float) -> None:
-        looked_up = {
+        embedding_ids = {
             id(p) for layer in model.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters()
         }
-        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in looked_up]
-        ours = {id(p) for p in matrices}
-        others = group_by_weight_decay((p for p in model.parameters() if id(p) not in ours), weight_decay)
+        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embedding_ids]
+        muon_ids = {id(p) for p in matrices}
+        adamw_groups = group_by_weight_decay(
+            (p for p in model.parameters() if id(p) not in muon_ids), weight_decay
+        )
         self.muon = torch.optim.Muon(
             [{"params": matrices, "lr_factor": recipe.muon_factor}],
             lr=lr * recipe.muon_factor,
@@ -81,7 +83,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         )
         betas = (recipe.beta1, recipe.beta2)
         self.adamw = torch.optim.AdamW(
-            [{**group, "lr_factor": 1.0} for group in others], lr=lr, betas=betas, eps=EPS, fused=True
+            [{**group, "lr_factor": 1.0} for group in adamw_groups], lr=lr, betas=betas, eps=EPS, fused=True
         )
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
 
@@ -96,8 +98,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.muon.param_groups = self.param_groups[:1]
         self.adamw.param_groups = self.param_groups[1:]
-        both: tuple[torch.optim.Optimizer, ...] = (self.muon, self.adamw)
-        for optimizer in both:
+        optimizers: tuple[torch.optim.Optimizer, ...] = (self.muon, self.adamw)
+        for optimizer in optimizers:
             optimizer.state = self.state
             optimizer.step()
         return loss

@@ -89,9 +89,9 @@ class HiddenWordTask(NextWordTask):
 def hide_words(words: Tensor, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Words with some of them hidden, and labels, both (B, T). The last class stands for a hidden word."""
     draw = partial(torch.rand, words.shape, generator=generator, device=words.device)
-    is_asked = draw() < GUESSED_SHARE
-    how = draw()
-    others = torch.randint(classes - 1, words.shape, generator=generator, device=words.device)
-    labels = words.masked_fill(~is_asked, IGNORED_LABEL)
-    inputs = words.masked_fill(is_asked & (how < MASKED_SHARE), classes - 1)
-    return torch.where(is_asked & (how >= 1 - RANDOM_SHARE), others, inputs), labels
+    is_guessed = draw() < GUESSED_SHARE
+    replacement_draws = draw()
+    random_words = torch.randint(classes - 1, words.shape, generator=generator, device=words.device)
+    labels = words.masked_fill(~is_guessed, IGNORED_LABEL)
+    inputs = words.masked_fill(is_guessed & (replacement_draws < MASKED_SHARE), classes - 1)
+    return torch.where(is_guessed & (replacement_draws >= 1 - RANDOM_SHARE), random_words, inputs), labels
