@@ -139,9 +139,9 @@ def make_scenario_and_list_unranked(
         raise ValueError(
             f"how long task={task['name']} computes on {known_times.machine_label} is not known, for no "
             f"dense run of it with task.batch_size={task.get('batch_size')} and timing.mode=serialised "
-            "is stored: give compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
-            f"experiments run cluster={place} task={task['name']}{batch} method=dense workers=2 "
-            "timing.mode=serialised train.steps=30 train.validate=never`"
+            "is stored: give compute_s=SECONDS of a step's forward and backward pass and update, or make "
+            f"one with `python -m experiments run cluster={place} task={task['name']}{batch} method=dense "
+            "workers=2 timing.mode=serialised train.steps=30 train.validate=never`"
         )
     requested_methods = values["methods"].split(",") if "methods" in values else []
     for name in requested_methods:

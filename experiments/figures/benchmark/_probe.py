@@ -44,17 +44,13 @@ OF_GROUPS = (
 )  # fmt: skip
 
 
-class PastIt(Exception):
-    """A file of the entry reached past what it is given."""
-
-
-def caught(paths: Collection[str], what: str) -> None:
-    """End this process if one of `paths` asked for it, by itself or through others but the library."""
+def exit_if_called_from(paths: Collection[str], offence: str) -> None:
+    """End this process if a file of `paths` is among its callers, but for calls through the library."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name in paths:
-            print(f"{Path(name).name}, line {frame.f_lineno}: {what}", file=sys.stderr)
+            print(f"{Path(name).name}, line {frame.f_lineno}: {offence}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(PAST)  # which no `except` of the file swallows
         if "importlib" in name or "/sparsify/kernels/" in name or "/sparsify/comm/" in name:
@@ -62,14 +58,16 @@ def caught(paths: Collection[str], what: str) -> None:
         frame = frame.f_back
 
 
-def watch(paths: Collection[str]) -> None:
-    """From now on end this process where one of these files reaches past what it is given."""
+def forbid_reaching_out(paths: Collection[str]) -> None:
+    """From now on, end this process where one of these files reaches past what it is given."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REACHING):
-            asked = str(arguments[0]) if arguments else ""
-            if not asked.endswith(READ_AS_CODE):
-                caught(paths, f"{event} {asked:.80}: a method has nothing but what it is handed")
+            subject = str(arguments[0]) if arguments else ""
+            if not subject.endswith(READ_AS_CODE):
+                exit_if_called_from(
+                    paths, f"{event} {subject:.80}: a method has nothing but what it is handed"
+                )
 
     sys.addaudithook(hook)
     for name in OF_GROUPS:
@@ -80,98 +78,102 @@ def watch(paths: Collection[str]) -> None:
 def _guarded(function: Callable[..., Any], paths: Collection[str]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        caught(paths, f"torch.distributed.{function.__name__}: a method communicates by Comm alone")
+        exit_if_called_from(
+            paths, f"torch.distributed.{function.__name__}: a method communicates by Comm alone"
+        )
         return function(*values, **named)
 
     return call
 
 
-def model() -> nn.Module:
+def make_network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # 139,528 parameters: what is done with large buckets alone is seen as well.
         return nn.Sequential(nn.Linear(32, 320), nn.Tanh(), nn.Linear(320, 400), nn.Tanh(), nn.Linear(400, 8))
 
 
-def loss(network: nn.Module, rank: int, step: int) -> torch.Tensor:
+def batch_loss(network: nn.Module, rank: int, step: int) -> torch.Tensor:
     """Return the loss of a batch that is this worker's own."""
     draws = torch.Generator().manual_seed(1000 * step + rank)
-    inputs, labels = torch.randn(16, 32, generator=draws), torch.randint(8, (16,), generator=draws)
+    inputs = torch.randn(16, 32, generator=draws)
+    labels = torch.randint(8, (16,), generator=draws)
     return nn.functional.cross_entropy(network(inputs), labels)
 
 
 class Training:
-    """Training of one worker."""
+    """The training of one worker."""
 
     def __init__(self, method: Any, comm: Comm) -> None:
-        self.network, self.comm = model(), comm
+        self.network = make_network()
+        self.comm = comm
         inner = torch.optim.SGD(self.network.parameters(), lr=0.05)
         self.optimiser = sparsify.distribute(inner, self.network, method, comm, steps_per_epoch=STEPS)
 
-    def steps(self, which: range) -> list[str]:
-        """Return a digest of the weights after each step."""
-        found = []
-        for step in which:
+    def take_steps(self, step_numbers: range) -> list[str]:
+        """Take these steps; return a digest of the weights after each."""
+        digests = []
+        for step in step_numbers:
             self.optimiser.zero_grad()
-            loss(self.network, self.comm.rank, step).backward()
+            batch_loss(self.network, self.comm.rank, step).backward()
             self.optimiser.step()
             weights = torch.cat([p.detach().flatten() for p in self.network.parameters()])
-            found.append(hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16])
-        return found
+            digests.append(hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16])
+        return digests
 
-    def saved(self) -> dict[str, Any]:
-        """Its state."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of network and optimizer."""
         return {"model": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Go on from a state."""
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` returned."""
         self.network.load_state_dict(saved["model"])
         self.optimiser.load_state_dict(saved["optimiser"])
 
 
-def whole(method: Any, folder: str) -> list[str]:
-    """All steps; the state after HALF of them goes into a file of each rank."""
+def train_and_save_half(method: Any, folder: str) -> list[str]:
+    """Take all steps of virtual ranks; save the state after HALF of them into a file of each rank."""
 
     def body(comm: Comm) -> list[str]:
         training = Training(method, comm)
-        found = training.steps(range(HALF))
-        torch.save(training.saved(), f"{folder}/{comm.rank}.pt")
-        return found + training.steps(range(HALF, STEPS))
+        first_digests = training.take_steps(range(HALF))
+        torch.save(training.state_dict(), f"{folder}/{comm.rank}.pt")
+        return first_digests + training.take_steps(range(HALF, STEPS))
 
     return [digest for rank in virtual.run(SIZE, body) for digest in rank]
 
 
-def second(method: Any, folder: str) -> list[str]:
-    """Return the steps after HALF of them, from the state that `whole` has saved."""
+def train_second_half(method: Any, folder: str) -> list[str]:
+    """Take the steps after HALF of them, from the state that `train_and_save_half` has saved."""
 
     def body(comm: Comm) -> list[str]:
         training = Training(method, comm)
-        training.load(torch.load(f"{folder}/{comm.rank}.pt", weights_only=True))
-        return training.steps(range(HALF, STEPS))
+        training.load_state_dict(torch.load(f"{folder}/{comm.rank}.pt", weights_only=True))
+        return training.take_steps(range(HALF, STEPS))
 
     return [digest for rank in virtual.run(SIZE, body) for digest in rank]
 
 
-def processes(method: Any, folder: str, rank: str) -> list[str]:
-    """All steps, as one of SIZE processes."""
+def train_as_process(method: Any, folder: str, rank: str) -> list[str]:
+    """Take all steps as one of SIZE processes."""
     store = dist.FileStore(f"{folder}/store", SIZE)
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=SIZE)
     from sparsify.comm.torch import TorchComm
 
-    found = Training(method, TorchComm()).steps(range(STEPS))
+    digests = Training(method, TorchComm()).take_steps(range(STEPS))
     dist.destroy_process_group()
-    return found
+    return digests
 
 
-def train(
-    settings: dict[str, Any], way: Callable[..., list[str]], name: str, folder: str, *more: str
+def run_training_process(
+    settings: dict[str, Any], train: Callable[..., list[str]], name: str, folder: str, *more: str
 ) -> None:
-    """Be the process of a training: what it says goes into FOLDER/NAME.said, its digests into FOLDER/NAME."""
+    """Train in this process; write what it says into FOLDER/NAME.said, and its digests into FOLDER/NAME."""
     with open(f"{folder}/{name}.said", "w", buffering=1) as said:
         os.dup2(said.fileno(), 2)
-    watch({*map(str, files_of(settings["method"]))})
+    forbid_reaching_out({*map(str, files_of(settings["method"]))})
     method = METHODS.build(settings["method"], settings["values"])
-    Path(folder, name).write_text(json.dumps(way(method, folder, *more)))
+    Path(folder, name).write_text(json.dumps(train(method, folder, *more)))
 
 
 def main(declared: str, folder: str) -> None:
@@ -180,8 +182,10 @@ def main(declared: str, folder: str) -> None:
     settings = json.loads(Path(declared).read_text())
     fork = multiprocessing.get_context("fork")
 
-    def start(way: Callable[..., list[str]], name: str, *more: str) -> Any:
-        process = fork.Process(target=train, args=(settings, way, name, folder, *more), name=name)
+    def start(train: Callable[..., list[str]], name: str, *more: str) -> Any:
+        process = fork.Process(
+            target=run_training_process, args=(settings, train, name, folder, *more), name=name
+        )
         process.start()
         return process
 
@@ -189,17 +193,21 @@ def main(declared: str, folder: str) -> None:
         process.join(LIMIT_S)
         process.kill()  # if it has not ended
         process.join()
-        said, digests = Path(folder, f"{process.name}.said"), Path(folder, process.name)
+        said = Path(folder, f"{process.name}.said")
+        digests = Path(folder, process.name)
         return {
             "code": process.exitcode,
             "said": said.read_text() if said.exists() else "",
             "digests": json.loads(digests.read_text()) if process.exitcode == 0 else [],
         }
 
-    joined = [start(processes, f"rank{rank}", str(rank)) for rank in range(SIZE)]
-    first = end(start(whole, "whole"))
-    found = {"whole": first, "second": first if first["code"] else end(start(second, "second"))}
-    print(json.dumps(found | {process.name: end(process) for process in joined}))
+    rank_processes = [start(train_as_process, f"rank{rank}", str(rank)) for rank in range(SIZE)]
+    whole = end(start(train_and_save_half, "whole"))
+    report_by_name = {
+        "whole": whole,
+        "second": whole if whole["code"] else end(start(train_second_half, "second")),
+    }
+    print(json.dumps(report_by_name | {process.name: end(process) for process in rank_processes}))
 
 
 if __name__ == "__main__":
