@@ -59,7 +59,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
             f"workers={workers} were asked for, but this allocation has {allocation.tasks} tasks; ask "
             f"sbatch for --ntasks={workers}, or leave out workers="
         )
-    selected = select_runs_and_close_dead_attempts(planned, folders, say, own_job=job)
+    selected = select_runs_and_close_dead_attempts(planned, folders, say, ignored_job=job)
     say(
         f"{len(planned)} runs, {len(selected)} to make on {allocation.nodes} nodes x "
         f"{allocation.tasks // allocation.nodes} workers"

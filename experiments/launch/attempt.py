@@ -96,13 +96,13 @@ def prepare_attempt(
     started = PreparedAttempt(planned, attempt, folder)
     RunOrders(
         config=config.as_dict(),
-        attempt=str(attempt.path),
+        attempt_folder=str(attempt.path),
         data_root=str(planned.data_root) if planned.data_root else None,
         same_host=not sweep,
         interface=getattr(config.cluster, "interface", None),
-        image=checked_image_provenance(container_config(config)),
-        network=network.facts if network else None,
-        relay=str(network.statistics) if network and network.statistics else None,
+        image_facts=checked_image_provenance(container_config(config)),
+        network_facts=network.facts if network else None,
+        relay_statistics_file=str(network.statistics) if network and network.statistics else None,
     ).write(Path(started.orders_file))
     attempt.store_slurm_job(SlurmJobRecord(job, cluster, os.getuid() if sweep else None))
     attempt.update_manifest(

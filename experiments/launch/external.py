@@ -50,7 +50,7 @@ def run_as_worker(
     say: Callable[[str], None],
     force: bool = False,
 ) -> Attempt:
-    """Make this run, as one process of the group, and return the attempt that holds its record.
+    """Carry out a run as one process of a launcher's group, and return the attempt that holds its record.
 
     Raises:
         ValueError: these processes can't be the workers of this run.

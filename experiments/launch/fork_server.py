@@ -131,7 +131,7 @@ def _run_worker(
     variables: dict[str, str], cwd: str, orders: str, folder: str, stdout: int, stderr: int
 ) -> None:
     """Do in a forked process what `python -m experiments.worker ORDERS FOLDER` does."""
-    from experiments.worker.__main__ import main
+    from experiments.worker.__main__ import run_worker_process
 
     for descriptor, number in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor, number)
@@ -144,4 +144,4 @@ def _run_worker(
     os.chdir(cwd)
     starter = multiprocessing.parent_process()
     assert starter is not None, "a worker is somebody's"
-    sys.exit(main(Path(orders), Path(folder), lambda: kill_self_after(starter.join)))
+    sys.exit(run_worker_process(Path(orders), Path(folder), lambda: kill_self_after(starter.join)))

@@ -169,7 +169,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
 
 
 def _read_attempt(folder: str) -> Attempt:
-    return Attempt(Path(RunOrders.read(Path(folder, ORDERS_FILE)).attempt))
+    return Attempt(Path(RunOrders.read(Path(folder, ORDERS_FILE)).attempt_folder))
 
 
 def _write_end(start: Path, end: str) -> None:

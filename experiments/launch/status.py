@@ -89,9 +89,9 @@ class StatusSnapshot:
         deadline = time.monotonic() + SETTLE_S
         say_once = cache(say)
         while True:
-            view = cls.query(folders, attempts)
-            if not any(view._may_return(attempt) for attempt in attempts) or time.monotonic() > deadline:
-                return view
+            snapshot = cls.query(folders, attempts)
+            if not any(snapshot._may_return(attempt) for attempt in attempts) or time.monotonic() > deadline:
+                return snapshot
             say_once(
                 f"some jobs ended just now; within {SETTLE_S:.0f} s it shows whether SLURM restarts them"
             )

@@ -47,7 +47,7 @@ READ_S = 1.0  # between two looks at the records, which are files
 
 
 class SlurmBackend:
-    """Runs that SLURM carries out: submitted if needed, and watched until none is under way.
+    """A backend that lets SLURM carry out runs: it submits them if needed, and watches until all have ended.
 
     The jobs go on without anybody who watches; the same command goes on watching them.
     """
@@ -57,17 +57,17 @@ class SlurmBackend:
         planned: Sequence[PlannedRun],
         folders: ResultFolders,
         progress: ProgressBar,
-        name: str,
+        sweep_name: str,
         words: Sequence[str],
         force: bool = False,
     ) -> None:
         self.planned = planned
         self.folders = folders
         self.progress = progress
-        self.name = name
+        self.sweep_name = sweep_name
         self.words = words
         self.force = force
-        self.view = StatusSnapshot(folders, None)
+        self.snapshot = StatusSnapshot(folders, None)
         self.attempts: list[Attempt] = []
         self.bad_attempts: list[Attempt] = []
         self.reported: set[str] = set()  # ids of runs that are done, reasons of waiting
@@ -75,17 +75,17 @@ class SlurmBackend:
         self.asked_at = 0.0
         self.read_at = 0.0
         self.idle_since: float | None = None  # nothing runs or waits any more
-        self.last: UnfinishedRuns | None = UnfinishedRuns([], 0)
+        self.unfinished: UnfinishedRuns | None = UnfinishedRuns([], 0)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Submit the runs, all at once.
+        """Submit the runs, all at once, before the block.
 
         Raises:
             RunFailed: at the end of the block, the first run that failed.
         """
         sweep = submit_missing_runs(
-            self.planned, self.folders, self.name, self.words, self.progress.say, self.force
+            self.planned, self.folders, self.sweep_name, self.words, self.progress.say, self.force
         )
         if sweep is not None:
             self.progress.say(
@@ -95,26 +95,26 @@ class SlurmBackend:
         self.attempts = [attempt for attempt in newest if attempt]
         yield
         if self.bad_attempts:
-            first = self.view.run_status(self.bad_attempts[0])
+            first = self.snapshot.run_status(self.bad_attempts[0])
             num_others = len(self.bad_attempts) - 1
             others = f" ({num_others} more failed: `status` lists them)" if num_others else ""
             raise RunFailed(f"{first.why}{others}", first.kind, self.bad_attempts[0])
 
     def poll(self) -> UnfinishedRuns | None:
-        """Read the records now and then, and ask SLURM more rarely; return None once nothing is under way."""
+        """Read the records now and then, ask SLURM more rarely; return None once all runs have ended."""
         now_s = time.monotonic()
         if now_s - self.read_at > READ_S:
             if now_s - self.asked_at > ASK_S:
                 self._ask_slurm()
                 self.asked_at = time.monotonic()
             self.read_at = now_s
-            self.last = self._read_unfinished(now_s)
-        return self.last
+            self.unfinished = self._read_unfinished(now_s)
+        return self.unfinished
 
     def _ask_slurm(self) -> None:
         """Ask for the jobs; a controller that does not answer says nothing of them, and they go on."""
         try:
-            self.view = StatusSnapshot.query(self.folders, self.attempts)
+            self.snapshot = StatusSnapshot.query(self.folders, self.attempts)
         except commands.SlurmError as error:
             has_answered = False
             line = f"SLURM is asked again until it answers: {error}"
@@ -126,7 +126,7 @@ class SlurmBackend:
         self.has_slurm_answered = has_answered
 
     def _read_unfinished(self, now_s: float) -> UnfinishedRuns | None:
-        statuses = {attempt: self.view.run_status(attempt) for attempt in self.attempts}
+        statuses = {attempt: self.snapshot.run_status(attempt) for attempt in self.attempts}
         for attempt, status in statuses.items():
             if status.state == "done" and attempt.run_id not in self.reported:
                 self.reported.add(attempt.run_id)
@@ -135,7 +135,7 @@ class SlurmBackend:
             self.reported.add(reason)
             self.progress.say(f"waiting: {reason}")
         running = [
-            RunProgress(attempt.run_id, self.view.read_progress(attempt))
+            RunProgress(attempt.run_id, self.snapshot.read_progress(attempt))
             for attempt, status in statuses.items()
             if status.state == "running"
         ]
@@ -152,7 +152,7 @@ class SlurmBackend:
 def submit_missing_runs(
     planned: Sequence[PlannedRun],
     folders: ResultFolders,
-    name: str,
+    sweep_name: str,
     words: Sequence[str],
     say: Callable[[str], None],
     force: bool = False,
@@ -170,15 +170,16 @@ def submit_missing_runs(
         selected = select_runs_and_close_dead_attempts(planned, folders, say, force)
         if not selected:
             return None
-        if requirements := describe_missing_requirements(selected):
-            raise ValueError("; ".join(requirements))
+        missing = describe_missing_requirements(selected)
+        if missing:
+            raise ValueError("; ".join(missing))
         arrays = group_into_arrays(selected, one_job_per_group=selected[0].config.launch.block)
         ledger = folders.scratch / LEDGER_FILE
         avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.node_python)})
         if avoided:
             say(f"avoiding {', '.join(avoided)}, which failed before; without {ledger} they are used again")
         code = code_version.ensure_code_copy(folders.code)
-        sweep = SweepFile(_make_numbered_folder(folders.sweeps, name), words, conf)
+        sweep = SweepFile(_make_numbered_folder(folders.sweeps, sweep_name), words, conf)
         say_once = cache(say)
         for number, array in enumerate(arrays):
             try:
@@ -197,7 +198,7 @@ def submit_missing_runs(
 
 
 class SweepFile:
-    """The file sweep.json as it is written, by which `status`, `cancel` and `logs` find a sweep's runs."""
+    """A writer of sweep.json, the file by which `status`, `cancel` and `logs` find a sweep's runs."""
 
     def __init__(self, folder: Path, words: Sequence[str], conf: str | None) -> None:
         self.folder = folder
@@ -213,7 +214,7 @@ class SweepFile:
         jobs: Sequence[Sequence[PreparedAttempt]],
         ids: Sequence[str | None],
     ) -> None:
-        """Write an array and the ids of its jobs, which are None as long as SLURM has given it none."""
+        """Write the file with one more array, or with new ids of its jobs; None: SLURM has given none yet."""
         job_notes = [
             {"id": job_id, "runs": [run.attempt.run_id for run in job]}
             for job, job_id in zip(jobs, ids, strict=True)
@@ -287,7 +288,7 @@ def _submit_array(
 
 
 def job_spec(runs: Sequence[PreparedAttempt], folders: ResultFolders, code: Path) -> JobSpec:
-    """Return the work of one SLURM job: runs that have the shape of the first, one after the other.
+    """Return the spec of one SLURM job: runs that have the shape of the first, one after the other.
 
     Args:
         code: the copy of the code to run.
@@ -312,19 +313,19 @@ def select_runs_and_close_dead_attempts(
     folders: ResultFolders,
     say: Callable[[str], None],
     force: bool = False,
-    own_job: str | None = None,
+    ignored_job: str | None = None,
 ) -> list[PlannedRun]:
     """Return the runs without a record, or with `force` all, that no other job is making.
 
-    Attempts whose job is gone and left no note are closed, so that they can go on or begin anew; those of
-    which SLURM knows nothing are only made with `force`.
+    Attempts whose job is gone and left no note are marked as failed, so that they can go on or begin anew;
+    runs of which SLURM knows nothing are only made with `force`.
 
     Args:
-        own_job: this very job, where it may have been requeued.
+        ignored_job: id of a job that is no other: this very one, where it may have been requeued.
     """
     newest = (folders.store.find_newest_of_config(run.config) for run in planned)
-    others = [last for last in newest if last and (own_job is None or last.slurm_job.id != own_job)]
-    view = StatusSnapshot.query_until_settled(
+    others = [last for last in newest if last and (ignored_job is None or last.slurm_job.id != ignored_job)]
+    snapshot = StatusSnapshot.query_until_settled(
         folders, others, say
     )  # after that, what has ended is known as such
     wanted = planned if force else find_unmeasured_runs(planned, folders, say)
@@ -334,7 +335,7 @@ def select_runs_and_close_dead_attempts(
     for last in others:
         if last.state not in UNFINISHED_STATES:
             continue
-        status = view.run_status(last)
+        status = snapshot.run_status(last)
         if status.is_under_way or last.describe_writer():
             left_out.add(last.run_id)
         elif status.state == "unknown":
@@ -364,7 +365,7 @@ def _make_numbered_folder(root: Path, name: str) -> Path:
 
 
 def _acquire_submission_lock(folders: ResultFolders, say: Callable[[str], None]) -> locks.FileLock:
-    """Return the lock, which this process now holds, of who submits."""
+    """Return the lock of who submits, which this process now holds."""
     lock = locks.FileLock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
         holder = locks.describe_lock_holder(lock.path) or "another process"
@@ -378,7 +379,7 @@ def _acquire_submission_lock(folders: ResultFolders, say: Callable[[str], None])
 
 
 def read_sweeps(folders: ResultFolders, say: Callable[[str], None]) -> list[Sweep]:
-    """Return all sweeps that were submitted, the oldest first; say which files can't be read."""
+    """Return all sweeps that were submitted, the oldest first; `say` which files can't be read."""
     sweeps = []
     for path in folders.sweeps.glob("*/sweep.json"):
         try:

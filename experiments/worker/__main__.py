@@ -20,18 +20,22 @@ from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
 
-def main(
+def run_worker_process(
     orders_file: Path,
     start_folder: Path,
     end_with_starter: Callable[[], None] = worker_process.kill_self_when_stdin_closes,
 ) -> int:
-    """Be the worker that this process is; returns its exit code."""
+    """Carry out a run's orders as this process's worker, and return the exit code.
+
+    Args:
+        end_with_starter: called first, so that this process does not outlive the one that started it.
+    """
     end_with_starter()
     stop = StopSignal().install_handlers()  # before torch is loaded, which takes seconds
     place = environment.worker_place()
     folder = FolderReplacementDetector(start_folder)
     orders = RunOrders.read(orders_file)
-    if Attempt(Path(orders.attempt)).is_valid():
+    if Attempt(Path(orders.attempt_folder)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
         with worker_process.exclude_loaded_objects_from_gc():
@@ -50,4 +54,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(run_worker_process(Path(sys.argv[1]), Path(sys.argv[2])))

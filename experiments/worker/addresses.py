@@ -24,9 +24,9 @@ def addresses_by_interface() -> dict[str, list[str]]:
 
 
 def hostname_addresses() -> list[str]:
-    """Return the addresses that this host's own name resolves to.
+    """Return the addresses that this host's own name resolves to; empty where it does not.
 
-    On Debian's default 127.0.1.1, and nothing where no name service knows the name.
+    With Debian's defaults it resolves to 127.0.1.1.
     """
     try:
         return socket.gethostbyname_ex(platform.node())[2]
@@ -101,7 +101,7 @@ def ephemeral_ports() -> range | None:
 
 
 def closed_ports_warning(ports: range | None) -> str:
-    """Return a warning where workers will take other ports than the open ones; empty where they will not."""
+    """Return a warning where workers will use other ports than the open ones; else an empty string."""
     kernel_range = ephemeral_ports()
     if (
         ports is None

@@ -59,7 +59,7 @@ class RunComponents(NamedTuple):
     def virtual_run_arguments(
         self, mode: str
     ) -> tuple[Network, Callable[[], None], Callable[[], Any] | None]:
-        """Return the network and the clocks that `virtual.run` takes, in this timing mode."""
+        """Return the last three arguments of `virtual.run`: network, synchronize, event; by timing mode."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster), cluster
         return (
@@ -68,14 +68,14 @@ class RunComponents(NamedTuple):
             self.event_recorder if mode == "production" else None,
         )
 
-    def make_timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
+    def make_timer(self, mode: str, comm: Comm, num_done_steps: int = 0) -> PhaseTimer:
         """Return the timer of one rank.
 
         Every span is kept of the first steps that count; after an interruption the machine has to warm up
         again.
 
         Args:
-            done: steps, before this start.
+            num_done_steps: steps before this start.
         """
         timing = self.config.timing
         event = self.event_recorder
@@ -83,7 +83,7 @@ class RunComponents(NamedTuple):
         if isinstance(comm, VirtualComm):
             event = event and comm.record_mark
             clock = comm.now_s
-        first_steps = [start + timing.warmup_steps for start in (0, done)]
+        first_steps = [start + timing.warmup_steps for start in (0, num_done_steps)]
         if timing.span_steps is None:
             kept_steps: Container[int] = range(first_steps[0], sys.maxsize)
         else:
@@ -98,13 +98,13 @@ class RunComponents(NamedTuple):
         return record_cuda_event if self.settings.device.type == "cuda" else None
 
     def synchronize_device(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has done all its work."""
         if self.settings.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def build_run(config: Config, data_root: Path | None, device: torch.device) -> RunComponents:
-    """Task, data and method of a config, and of each of its variants.
+    """Build the components of a config on a device, and those of each of its variants.
 
     Raises:
         ValueError: hyperparameters or data that can't be used.
@@ -115,18 +115,22 @@ def build_run(config: Config, data_root: Path | None, device: torch.device) -> R
         data = data.hold_out(config.train.held_out)
     if config.train.validate_on:
         data = data.limit_validation(config.train.validate_on)
-    turns = bool(config.variants)
+    takes_turns = bool(config.variants)
     variants = {
-        variant.name: build_components_on_data(data, variant.config, device, turns)
+        variant.name: build_components_on_data(data, variant.config, device, takes_turns)
         for variant in config.variants
     }
-    return build_components_on_data(data, config, device, turns)._replace(variants=variants)
+    return build_components_on_data(data, config, device, takes_turns)._replace(variants=variants)
 
 
 def build_components_on_data(
-    data: Dataset, config: Config, device: torch.device, turns: bool
+    data: Dataset, config: Config, device: torch.device, takes_turns: bool
 ) -> RunComponents:
-    """Build the components without variants, on loaded data; with `turns`, for training until turns end."""
+    """Build the components of a config without its variants, on loaded data.
+
+    Args:
+        takes_turns: train until the turns of variants end, instead of for a number of steps.
+    """
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     method: Method | LocalSteps = METHODS.build(config.method.name, config.method.arguments)
     if isinstance(method, LocalSteps):
@@ -140,7 +144,7 @@ def build_components_on_data(
     steps_per_epoch = train.epoch_steps or task.steps_per_epoch(data, config.workers)
     settings = LoopSettings(
         seed=config.seed,
-        num_steps=None if turns else train.steps or train.epochs * steps_per_epoch,
+        num_steps=None if takes_turns else train.steps or train.epochs * steps_per_epoch,
         train=train,
         device=device,
         dtype=DTYPES[config.precision],
@@ -206,7 +210,7 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
 
 
 def effective_precision(requested: str, device: torch.device) -> str:
-    """Return the precision in which this device multiplies when it is asked for another.
+    """Return the precision in which a device multiplies when `requested` is asked for.
 
     GPUs before Ampere have no TF32, and multiply in fp32, as the published code did on them.
     """
@@ -215,7 +219,7 @@ def effective_precision(requested: str, device: torch.device) -> str:
 
 
 def set_gpu_precision(requested: str, device: torch.device) -> None:
-    """Let a GPU multiply as asked, or say why it can't."""
+    """Set in what precision GPUs multiply; print where this one can't as requested."""
     precision = effective_precision(requested, device)
     for backend in tf32_backends():
         backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
@@ -225,7 +229,7 @@ def set_gpu_precision(requested: str, device: torch.device) -> None:
 
 
 def tf32_backends() -> list[Any]:
-    """Backends that can multiply in TF32, each with a switch of its own."""
+    """Return torch's backends that can multiply in TF32, each with a switch of its own."""
     cuda: Any = torch.backends.cuda  # types of torch's leave these parts out
     cudnn: Any = torch.backends.cudnn
     return [cuda.matmul, cudnn.conv, cudnn.rnn]

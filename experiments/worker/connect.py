@@ -57,11 +57,11 @@ REQUEST_TIMEOUT = timedelta(seconds=60)
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line where a worker's log has it."""
+    """Print a line to stderr, which is the worker's log."""
     print(line, file=sys.stderr, flush=True)
 
 
-def connect(
+def join_group_or_preempt(
     config: Config,
     orders: RunOrders,
     place: WorkerPlace,
@@ -69,10 +69,10 @@ def connect(
     device: torch.device,
     stop: StopSignal,
 ) -> AnyComm:
-    """Join the group of workers that our launcher started; a worker may be told to stop while it waits.
+    """Join the group of workers that our launcher started; a stop signal ends the wait.
 
     Raises:
-        Preempted: this worker was told, or would not wait any longer.
+        Preempted: this worker was told to stop, or would not wait any longer.
         WorkerLost: another worker did not come.
     """
     try:
@@ -81,7 +81,7 @@ def connect(
         )
     except WorkerLost as lost:
         if stop.is_set or isinstance(lost, JoinCancelled):
-            raise Preempted(Attempt(Path(orders.attempt)).newest_whole_checkpoint_step()) from lost
+            raise Preempted(Attempt(Path(orders.attempt_folder)).newest_whole_checkpoint_step()) from lost
         raise
 
 
@@ -96,9 +96,9 @@ def join_external_group(
     """Join the group of the processes that mpirun, horovodrun, torchrun or srun started.
 
     Args:
-        folder: for the processes of srun, which meet there.
+        folder: meeting place of the processes of srun.
         give_up: asked while waiting for the others; True ends the wait.
-        say: is told for whom this process waits.
+        say: gets a sentence on whom this process waits for.
 
     Raises:
         ValueError: the processes can't be this run's workers.
@@ -166,7 +166,8 @@ def join_group_via_folder(
     """Join the group of workers that our launcher, or srun, started; see `open_rendezvous_store`.
 
     Args:
-        say: is told for whom this worker waits.
+        folder: meeting place, shared by the workers, and fresh.
+        say: gets a sentence on whom this worker waits for.
 
     Raises:
         WorkerLost: somebody did not come.
@@ -175,13 +176,13 @@ def join_group_via_folder(
     cluster = config.cluster
     ports = cluster.port_range() if isinstance(cluster, SlurmCluster) else None
     for_rank_0 = with_waiting_message(give_up, lambda: "worker 0", say)
-    meeting = open_rendezvous_store(folder, place, same_host, interface, START_TIMEOUT, for_rank_0, ports)
-    store = meeting.store
+    rendezvous = open_rendezvous_store(folder, place, same_host, interface, START_TIMEOUT, for_rank_0, ports)
+    store = rendezvous.store
     give_up = announce_arrival_and_wrap_give_up(store, place, give_up, say)
     if device.type == "cuda" and not same_host:
         check_gpus_differ(store, rank, size, hardware.gpu_identity(device), give_up)
     if not same_host and not interface:
-        interface = find_interface_to_others(meeting, rank, size, give_up)
+        interface = find_interface_to_others(rendezvous, rank, size, give_up)
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface} if interface else {})
     elif interface:
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
@@ -200,21 +201,21 @@ def join_group_via_folder(
     tell = environment.set_horovod_variables
     node = environment.node_name()
     return HorovodComm.join_at_store(
-        store, meeting.address, rank, size, node, interface, tell, device, START_TIMEOUT, give_up
+        store, rendezvous.rank_0_address, rank, size, node, interface, tell, device, START_TIMEOUT, give_up
     )
 
 
 def with_waiting_message(
     give_up: Callable[[], bool], name_missing: Callable[[], str], say: Callable[[str], None]
 ) -> Callable[[], bool]:
-    """Return `give_up` for a wait that begins now, which also says once, after TELL_S, for whom it waits."""
-    tells_at = time.monotonic() + locks.REPORT_AFTER_S
-    has_told = False
+    """Return a `give_up` for a wait that begins now, which also says once whom the wait is for."""
+    says_at = time.monotonic() + locks.REPORT_AFTER_S
+    has_said = False
 
     def ask() -> bool:
-        nonlocal has_told
-        if not has_told and time.monotonic() > tells_at:
-            has_told = True
+        nonlocal has_said
+        if not has_said and time.monotonic() > says_at:
+            has_said = True
             missing = name_missing()
             if missing:
                 say(f"waiting for {missing} to come; Ctrl-C ends the wait")
@@ -226,7 +227,7 @@ def with_waiting_message(
 def announce_arrival_and_wrap_give_up(
     store: Store, place: WorkerPlace, give_up: Callable[[], bool], say: Callable[[str], None]
 ) -> Callable[[], bool]:
-    """Note in the store that this worker has come; on rank 0, `give_up` names those that have not."""
+    """Note in the store that this worker has come; return `give_up`, which names the missing on rank 0."""
     store.set(f"begun/{place.rank}", "")
     if place.rank:
         return give_up
@@ -239,23 +240,26 @@ def announce_arrival_and_wrap_give_up(
 
 
 class RendezvousStore(NamedTuple):
-    """The store by which workers speak before they are a group."""
+    """A store by which workers communicate before they are a group, and the addresses by which they do."""
 
     store: Store
-    address: str  # of rank 0's machine
-    own_address: str | None = None  # this worker's address towards it; None on rank 0's own node
+    rank_0_address: str
+    worker_address: str | None = None  # of this worker, towards rank 0; None on rank 0's own node
 
 
 def check_gpus_differ(
-    store: Store, rank: int, size: int, own_gpu: str, give_up: Callable[[], bool] = lambda: False
+    store: Store, rank: int, size: int, gpu: str, give_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Make sure that no other worker computes on this one's GPU. Returns when all came.
+    """Check that all workers compute on different GPUs. Collective: returns when all came.
+
+    Args:
+        gpu: identity of this worker's GPU.
 
     Raises:
-        ValueError: on all workers alike, some do.
+        ValueError: some share one; on all workers alike.
         WorkerLost: somebody did not come.
     """
-    store.set(f"gpu/{rank}", own_gpu)
+    store.set(f"gpu/{rank}", gpu)
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
     used = [store.get(f"gpu/{other}").decode() for other in range(size)]
     for gpu in used:
@@ -271,7 +275,7 @@ def check_gpus_differ(
 def find_interface_to_others(
     rendezvous: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """Return this node's interface to the others, when all came; None where all workers are on one node.
+    """Return this node's interface to the others; None where all workers are on one node. Collective.
 
     Gloo would take the address of the host's name, which is 127.0.1.1 where Debian set it up, or which nobody
     knows. An interface may have another name on each node, but workers have found a way to rank 0: they take
@@ -282,13 +286,13 @@ def find_interface_to_others(
         WorkerLost: somebody did not come.
     """
     store = rendezvous.store
-    store.set(f"came/{rank}", rendezvous.address if rendezvous.own_address else "")
+    store.set(f"came/{rank}", rendezvous.rank_0_address if rendezvous.worker_address else "")
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
     routes = [store.get(f"came/{other}").decode() for other in range(size)]
     routes = [route for route in routes if route]
     if not routes:
         return None
-    return interface_with_address(rendezvous.own_address or max(routes, key=routes.count))
+    return interface_with_address(rendezvous.worker_address or max(routes, key=routes.count))
 
 
 def open_rendezvous_store(
@@ -300,14 +304,14 @@ def open_rendezvous_store(
     give_up: Callable[[], bool] = lambda: False,
     ports: range | None = None,
 ) -> RendezvousStore:
-    """Open the store in which workers speak before they are a group.
+    """Open the store by which workers communicate before they are a group.
 
     Args:
         folder: shared by the workers, and fresh.
         same_host: all workers are on this machine.
         interface: of the network to use; None for any that works.
-        give_up: asked while waiting; True ends the wait as if the patience were over.
-        ports: that are open between machines; None: all.
+        give_up: asked while waiting; True ends the wait as if the time were over.
+        ports: open ports between machines; None: all.
 
     Raises:
         WorkerLost: rank 0 can't be found.
@@ -319,8 +323,8 @@ def open_rendezvous_store(
             return RendezvousStore(FileStore(str(file), place.size), "127.0.0.1")
         interface = environment.gloo_interface()
     if place.rank == 0:
-        listed = list_addresses_by_preference(interface)
-        how: dict[str, Any] = {
+        addresses = list_addresses_by_preference(interface)
+        options: dict[str, Any] = {
             "is_master": True,
             "wait_for_workers": False,
             "timeout": REQUEST_TIMEOUT,
@@ -328,30 +332,31 @@ def open_rendezvous_store(
         }
         if ports is not None:
             with open_listening_socket(ports) as listener:  # which is then the store's
-                how |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
-        store = TCPStore("localhost", **how)
+                options |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
+        store = TCPStore("localhost", **options)
         where = {"host": platform.node(), "node": environment.node_name()}
-        write_json(folder / ADDRESS_FILE, {"addresses": listed, "port": store.port, **where})
-        return RendezvousStore(store, listed[0])
+        write_json(folder / ADDRESS_FILE, {"addresses": addresses, "port": store.port, **where})
+        return RendezvousStore(store, addresses[0])
     deadline = time.monotonic() + timeout.total_seconds()
-    tried = None
+    note: dict[str, Any] = {}
     while True:
         # Listing the folder makes a network file system look again.
-        if ADDRESS_FILE in os.listdir(folder) and (tried := try_read_json_object(folder / ADDRESS_FILE)):
-            for address in tried["addresses"]:
-                own_address = local_address_towards(address, tried["port"])
-                if own_address is not None:
-                    store = TCPStore(address, tried["port"], is_master=False, timeout=REQUEST_TIMEOUT)
-                    beside = tried["node"] == environment.node_name()
-                    return RendezvousStore(store, address, None if beside else own_address)
+        if ADDRESS_FILE in os.listdir(folder):
+            note = try_read_json_object(folder / ADDRESS_FILE) or note
+        for address in note.get("addresses", ()):
+            worker_address = local_address_towards(address, note["port"])
+            if worker_address is not None:
+                store = TCPStore(address, note["port"], is_master=False, timeout=REQUEST_TIMEOUT)
+                is_same_node = note["node"] == environment.node_name()
+                return RendezvousStore(store, address, None if is_same_node else worker_address)
         if time.monotonic() > deadline or give_up():
-            raise WorkerLost(_explain_missing_rank_0(place, folder, tried))
+            raise WorkerLost(_explain_missing_rank_0(place, folder, note))
         time.sleep(POLL_S)
 
 
-def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -> str:
+def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str, Any]) -> str:
     who = f"worker {place.rank} of {place.size}, on {platform.node()},"
-    if note is None:
+    if not note:
         return (
             f"{who} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may say "
             "why), or its node does not share this folder; results must lie where all nodes see them"

@@ -18,8 +18,8 @@ class WorkerCores(NamedTuple):
     """The cores on which one worker may run."""
 
     host: str
-    threads: int  # that it computes with
-    cores: list[str]  # each by its CPUs, as Linux lists them
+    threads: int  # that the worker computes with
+    cores: list[str]  # each by its CPUs, as Linux lists them: 0,8
 
     @classmethod
     def from_this_process(cls, threads: int) -> WorkerCores:
@@ -39,7 +39,7 @@ def cpu_model() -> str:
 
 
 def sibling_cpu_list(cpu: int) -> str:
-    """Return the CPUs of a CPU's core, as Linux lists them; the CPU alone, where it does not."""
+    """Return the CPUs of a CPU's core, as Linux lists them (0,8); the CPU alone where Linux does not."""
     try:
         return Path(SIBLINGS.format(cpu)).read_text().strip()
     except OSError:
@@ -47,7 +47,7 @@ def sibling_cpu_list(cpu: int) -> str:
 
 
 def all_cpus_unless_restricted() -> set[int]:
-    """Return the machine's CPUs; none where nobody can deal them out, or somebody has already."""
+    """Return the machine's CPUs; none where this process may use only some, or can't be pinned."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
     return cpus if len(cpus) == os.cpu_count() else set()
 
@@ -64,17 +64,24 @@ def describe_core_shortages(workers: Sequence[WorkerCores]) -> list[str]:
     """Return a sentence for each group of workers with fewer cores among them than they compute with."""
     groups = list[tuple[set[tuple[str, str]], list[WorkerCores]]]()
     for worker in workers:
-        own_cores = {(worker.host, core) for core in worker.cores}
-        together = [worker]
-        apart = [group for group in groups if not own_cores & group[0]]
-        for cores, others in (group for group in groups if own_cores & group[0]):
-            own_cores = own_cores | cores
-            together = together + others
-        groups = [*apart, (own_cores, together)]
-    return [
-        f"{group[0].host}: {num_threads} threads of {len(group)} worker{'s' * (len(group) > 1)} have "
-        f"{len(cores)} core{'s' * (len(cores) > 1)} among them; take fewer threads or workers a node, or "
-        "where SLURM gave them threads of the same core, cluster.sbatch=['--hint=nomultithread']"
-        for cores, group in groups
-        if cores and (num_threads := sum(worker.threads for worker in group)) > len(cores)
-    ]
+        shared_cores = {(worker.host, core) for core in worker.cores}
+        sharing_workers = [worker]
+        separate_groups = []
+        for cores, group in groups:
+            if shared_cores & cores:
+                shared_cores = shared_cores | cores
+                sharing_workers = sharing_workers + group
+            else:
+                separate_groups.append((cores, group))
+        groups = [*separate_groups, (shared_cores, sharing_workers)]
+    sentences = []
+    for cores, group in groups:
+        num_threads = sum(worker.threads for worker in group)
+        if cores and num_threads > len(cores):
+            sentences.append(
+                f"{group[0].host}: {num_threads} threads of {len(group)} worker{'s' * (len(group) > 1)} "
+                f"have {len(cores)} core{'s' * (len(cores) > 1)} among them; take fewer threads or workers a "
+                "node, or where SLURM gave them threads of the same core, "
+                "cluster.sbatch=['--hint=nomultithread']"
+            )
+    return sentences

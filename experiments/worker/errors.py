@@ -53,8 +53,9 @@ class Failure(NamedTuple):
 
 def explain_failure(error: BaseException) -> Failure:
     """Return the class of a failure and a sentence for people."""
-    if isinstance(error, ImportError) and (trouble := explain_import_error(error)):
-        return trouble
+    import_failure = explain_import_error(error) if isinstance(error, ImportError) else None
+    if import_failure:
+        return import_failure
     if isinstance(error, ValueError):
         return Failure(getattr(error, "kind", "bad_input"), str(error))
     if _is_instance(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):
@@ -83,7 +84,7 @@ def _explain_missing_ports() -> str:
 
 
 def print_and_write_failure(error: BaseException, rank: int, folder: FolderReplacementDetector) -> Failure:
-    """Print the traceback, write the reason into the folder of this start, and return it."""
+    """Print an error's traceback, write failure<rank>.json into the folder of this start, and return it."""
     failure = explain_failure(error)
     traceback.print_exception(error)
     if folder.is_still_there():  # else the starter says that it is not
@@ -93,12 +94,12 @@ def print_and_write_failure(error: BaseException, rank: int, folder: FolderRepla
 
 
 def _is_instance(error: BaseException, module: str, name: str) -> bool:
-    """Tell whether it is of this class, whose module may not be loaded, for want of torch."""
+    """Tell whether an error is of a class whose module may not be loaded, for want of torch."""
     return isinstance(error, getattr(sys.modules.get(module), name, ()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out, of the machine or of a GPU."""
+    """Tell whether an error says that memory ran out, of the machine or of a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):

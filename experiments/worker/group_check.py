@@ -17,8 +17,8 @@ from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
 
-def main(orders_file: Path, start_folder: Path) -> int:
-    """Be the worker that this process is; returns its exit code."""
+def join_group_and_write_note(orders_file: Path, start_folder: Path) -> int:
+    """Join the group as this process's worker, write met<rank>.json, and return the exit code."""
     worker_process.kill_self_when_stdin_closes()
     place = environment.worker_place()
     try:
@@ -48,4 +48,4 @@ def main(orders_file: Path, start_folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(join_group_and_write_note(Path(sys.argv[1]), Path(sys.argv[2])))

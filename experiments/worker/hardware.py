@@ -54,40 +54,44 @@ class MachineMismatch(ValueError):
     kind = "machine"
 
 
-def nccl_variables(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
-    """Variables that NCCL must be told so that `link` is true on this node: on NVLink, pcie is a downgrade.
+def nccl_variables(link: str, gpu_by_bus_id: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
+    """Return NCCL's variables that make `link` true on this node: on NVLink, pcie is a downgrade.
 
     A node without NVLink is left to NCCL, which uses peer-to-peer below one PCIe switch.
     """
-    has_nvlink = any(gpu.nvlinks or any(map(gpus.count_nvlinks, gpu.links.values())) for gpu in node.values())
-    return NCCL_WITHOUT_PEERS if link_kind(link) == "pcie" and (has_nvlink or not node) else {}
+    has_nvlink = any(
+        gpu.nvlinks or any(map(gpus.count_nvlinks, gpu.links.values())) for gpu in gpu_by_bus_id.values()
+    )
+    return NCCL_WITHOUT_PEERS if link_kind(link) == "pcie" and (has_nvlink or not gpu_by_bus_id) else {}
 
 
 def pin_cores_and_set_nccl_variables(
-    config: Config, place: WorkerPlace, device: torch.device, network: Mapping[str, Any] | None = None
+    config: Config, place: WorkerPlace, device: torch.device, network_facts: Mapping[str, Any] | None = None
 ) -> None:
-    """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables.
+    """Pin this worker to its node's cores where links are emulated, and let NCCL use the link of the config.
+
+    Call it before the group starts. Under Horovod, NCCL reads the same variables.
 
     Args:
-        network: facts about the emulated one.
+        network_facts: facts about the emulated network.
     """
     if has_emulated_link(config.cluster):
         per_node = config.workers_per_node
-        relay_cpus = (network or {}).get("relay_cpus", ())
+        relay_cpus = (network_facts or {}).get("relay_cpus", ())
         pin_to_node_cores(place.rank // per_node, -(-place.size // per_node), relay_cpus)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
         environment.set_default_variables(nccl_variables(config.cluster.link.name, gpus.gpus_by_bus_id()))
 
 
 def verify_machine_and_collect_facts(
-    config: Config, device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
+    config: Config, device: torch.device, comm: Comm, network_facts: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Check the machine against the config, and return facts about it for the record.
 
     Collective; costs nothing on CPUs and for virtual ranks, but a second where the link is emulated.
 
     Args:
-        network: facts about the emulated one, from who made it.
+        network_facts: facts about the emulated network, from who made it.
 
     Raises:
         MachineMismatch: on all workers alike, unless launch.on_mismatch=label.
@@ -102,18 +106,18 @@ def verify_machine_and_collect_facts(
     if has_emulated_link(cluster) and comm.size > 1:
         asks_collectives = config.launch.probe == "collectives"
         probed = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asks_collectives)
-        facts = {"link": {**probed.to_record(), **describe_time_slice_and_cores(), **(network or {})}}
+        facts = {"link": {**probed.to_record(), **describe_time_slice_and_cores(), **(network_facts or {})}}
         wrong = link_probe.describe_bandwidth_mismatch(link, probed, cluster.link.loss > 0)
     elif device.type == "cpu":
         gpu = "none"
         link = link if link_kind(link) in GPU_LINKS else "none"
         wrong = [GPU_LINK_ON_CPU.format(link=link)] if link != "none" else []
     else:
-        own_hardware = describe_worker_hardware(device)
+        hardware = describe_worker_hardware(device)
         workers = (
-            [own_hardware]
+            [hardware]
             if simulated
-            else [WorkerHardware(*fields) for fields in gather_json(comm, own_hardware, device)]
+            else [WorkerHardware(*fields) for fields in gather_json(comm, hardware, device)]
         )
         seconds = gather_json(comm, time_all_reduces(comm, device), device) if len(workers) > 1 else None
         group = WorkerGroup(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
@@ -126,26 +130,26 @@ def verify_machine_and_collect_facts(
 
 
 def report_core_shortages(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
-    """Print which workers share cores, and return it for the record. Collective."""
+    """Print which workers have too few cores among them, and return that for the record. Collective."""
     cores_of_workers = gather_json(comm, WorkerCores.from_this_process(threads), device)
-    few = describe_core_shortages([WorkerCores(*fields) for fields in cores_of_workers])
+    sentences = describe_core_shortages([WorkerCores(*fields) for fields in cores_of_workers])
     if comm.rank == 0:
-        for text in few:
-            print(text, file=sys.stderr)
-    return {"crowded": few} if few else {}
+        for sentence in sentences:
+            print(sentence, file=sys.stderr)
+    return {"crowded": sentences} if sentences else {}
 
 
 def has_emulated_link(cluster: AnyCluster) -> bool:
-    """Tell whether the link between its nodes is slowed down on purpose, to what cluster.link says."""
+    """Tell whether the link between a cluster's nodes is emulated, as cluster.link says."""
     return isinstance(cluster, EmulatedCluster) or (isinstance(cluster, SlurmCluster) and bool(cluster.enter))
 
 
 def describe_worker_hardware(device: torch.device) -> WorkerHardware:
-    """Return the machine as this worker sees it."""
+    """Return a worker's GPU and the links to others, as this process sees them."""
     properties = torch.cuda.get_device_properties(device)
-    own_bus = gpu_bus_id(device.index)
+    bus_id = gpu_bus_id(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    node_gpu = gpus.gpus_by_bus_id().get(own_bus)
+    node_gpu = gpus.gpus_by_bus_id().get(bus_id)
     by_driver = {
         name: getattr(node_gpu, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")
     }
@@ -153,7 +157,7 @@ def describe_worker_hardware(device: torch.device) -> WorkerHardware:
         host=platform.node(),
         gpu=properties.name,
         memory_gib=round(properties.total_memory / 2**30, 1),
-        bus=own_bus,
+        bus=bus_id,
         **by_driver,
         links=node_gpu.links if node_gpu else {},
         peers={gpu_bus_id(index): torch.cuda.can_device_access_peer(device, index) for index in others},
@@ -162,7 +166,7 @@ def describe_worker_hardware(device: torch.device) -> WorkerHardware:
 
 
 def time_all_reduces(comm: Comm, device: torch.device) -> list[float]:
-    """Seconds that each of a few all-reduces took on this worker's clock. Collective."""
+    """Return the seconds that each of REPEATS all-reduces took on this worker's clock. Collective."""
     data = torch.zeros(PROBE_BYTES // 4, device=device)
     seconds = []
     for _ in range(WARMUPS + REPEATS):
@@ -175,7 +179,7 @@ def time_all_reduces(comm: Comm, device: torch.device) -> list[float]:
 
 
 def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
-    """GB/s by nccl-tests' convention: what each worker's link carries, however many they are.
+    """Return GB/s by nccl-tests' convention: what each worker's link carries, for any number of workers.
 
     The last worker to enter a collective does not wait: the shortest time of a round is its transfer.
     """
@@ -184,10 +188,7 @@ def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
 
 
 def describe_group_hardware(group: WorkerGroup) -> dict[str, Any]:
-    """Return the facts as the record keeps them.
-
-    Of links, those between the GPUs that take part, by rank.
-    """
+    """Return facts about the workers' hardware for the record; links by rank, between these GPUs only."""
     workers = group.workers
     apart = ("links", "peers", "nccl")
     return {
@@ -203,7 +204,7 @@ def describe_group_hardware(group: WorkerGroup) -> dict[str, Any]:
 
 
 def gpu_bus_id(index: int) -> str:
-    """Return the name of a CUDA device that the driver knows too, whatever renumbers them."""
+    """Return the bus id of a CUDA device, which the driver knows too, whatever renumbers devices."""
     properties: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
     return gpus.format_bus_id(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
 
@@ -238,12 +239,12 @@ class SchedAttr(ctypes.Structure):
 
 
 def pin_to_node_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> None:
-    """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
+    """Let this thread, and those that it starts, run on the cores of one emulated node, in short slices.
 
     Nothing happens where the system has no such thing, or somebody has dealt out cores already.
 
     Args:
-        relay_cpus: CPUs that no node has.
+        relay_cpus: CPUs that no node gets.
     """
     set_time_slice()
     cores = sorted(all_cpus_unless_restricted() - {*relay_cpus})
@@ -252,9 +253,10 @@ def pin_to_node_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> 
 
 
 def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
-    """Return the cores of a node: as many for each, where there are enough.
+    """Return the cores of one node: equally many for each node, where there are enough.
 
-    Else one core that it shares with as many others as each node does. All cores where that comes out uneven.
+    With fewer cores than nodes, return one core, shared by equally many nodes; all cores where that comes out
+    uneven.
     """
     count = len(cores)
     if nodes <= count:
@@ -264,9 +266,9 @@ def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
 
 
 def set_time_slice(seconds: float = SLICE_S) -> None:
-    """Ask for time slices of so many seconds, for this thread and those that it starts.
+    """Set the kernel's time slices for this thread and those that it starts, if it has settable ones.
 
-    Nothing happens where the kernel has none that could be asked for; see `time_slice_s`.
+    Nothing happens where the kernel has none; see `time_slice_s`.
     """
     scheduling = _read_scheduling()
     if scheduling is not None and scheduling.policy == os.SCHED_OTHER:

@@ -17,7 +17,7 @@ LABEL_ADVICE = "or launch.on_mismatch=label to go on and have it recorded as a l
 
 
 class WorkerHardware(NamedTuple):
-    """View of a worker: its GPU, and what lies between that and the others that its process may see."""
+    """The GPU of one worker, and what joins it to the other GPUs that its process may see."""
 
     host: str
     gpu: str
@@ -33,7 +33,7 @@ class WorkerHardware(NamedTuple):
 
 
 class WorkerGroup(NamedTuple):
-    """All workers, by rank, and the bus bandwidth measured over all of them."""
+    """The hardware of all workers, by rank, and the bus bandwidth measured over all of them."""
 
     workers: list[WorkerHardware]
     bus_bandwidth_gb_s: float | None  # GB/s
@@ -50,13 +50,13 @@ class WorkerGroup(NamedTuple):
 
     @property
     def fastest_pcie_gb_s(self) -> float | None:
-        """GB/s of the fastest PCIe slot; None where it bounds nothing: unknown, or the network takes part."""
+        """GB/s of the fastest PCIe slot; None where one is unknown, or the workers are on several nodes."""
         bandwidths = [worker.pcie for worker in self.workers if worker.pcie is not None]
         return max(bandwidths) if len(bandwidths) == len(self.workers) and len(self.hosts) == 1 else None
 
 
 def connection_between(a: WorkerHardware, b: WorkerHardware) -> str | None:
-    """NV12, PIX, SYS ..., or `net` between nodes; None where a can't see b's GPU."""
+    """Return NV12, PIX, SYS ..., or `net` between nodes; None where a can't see b's GPU."""
     return "net" if a.host != b.host else a.links.get(b.bus)
 
 
@@ -156,7 +156,7 @@ def link_kind(link: str) -> str | None:
 
 
 def _nvlink_component(start: WorkerHardware, group: WorkerGroup) -> list[WorkerHardware]:
-    """Workers that NVLinks join to it, directly or over others: in a DGX-1 many pairs have no link."""
+    """Return the workers that NVLinks join to one, also over others: in a DGX-1 many pairs have no link."""
     reached = [start]
     for worker in reached:  # grows meanwhile
         reached += [
@@ -173,7 +173,7 @@ def _are_joined_by_nvlink(a: WorkerHardware, b: WorkerHardware) -> bool:
 
 
 def _nvlink_gb_s(worker: WorkerHardware, group: WorkerGroup) -> float:
-    """GB/s of the NVLinks that lead from one GPU to those of the other workers; 0 where that is not known.
+    """Return GB/s of the NVLinks from one GPU to those of the other workers; 0 where they are not known.
 
     NV12 to each of seven others is twelve links in all, through switches.
     """

@@ -31,27 +31,27 @@ TENSORS_PER_RANK = (
 SAFETY_FACTOR = 4  # times: where even that fits so often, nobody needs to look closer
 
 
-def check_memory_for_virtual_ranks(parts: Sequence[RunComponents], workers: int) -> None:
+def check_memory_for_virtual_ranks(variants: Sequence[RunComponents], num_ranks: int) -> None:
     """Refuse more virtual ranks than there is memory for.
 
     Args:
-        parts: what a rank trains; several where variants take turns.
+        variants: what a rank trains; several where variants take turns.
 
     Raises:
         ValueError: with the largest number that fits.
     """
-    free = USABLE_SHARE * free_memory_bytes(parts[0].settings.device)
+    free = USABLE_SHARE * free_memory_bytes(variants[0].settings.device)
     models = [
-        part.task.make_model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
-        for part in parts
+        run.task.make_model(run.data, run.settings.seed, run.settings.device, run.settings.dtype)
+        for run in variants
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
-    remembered = sum(
-        predict_optimizer_state_bytes(part.task.make_optimizer(model))
-        for part, model in zip(parts, models, strict=True)
+    optimizer_states = sum(
+        predict_optimizer_state_bytes(run.task.make_optimizer(model))
+        for run, model in zip(variants, models, strict=True)
     )
-    shared = parameters + remembered
-    if SAFETY_FACTOR * (shared + workers * TENSORS_PER_RANK * parameters) <= free:
+    shared = parameters + optimizer_states
+    if SAFETY_FACTOR * (shared + num_ranks * TENSORS_PER_RANK * parameters) <= free:
         return
     if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
         raise ValueError(
@@ -60,29 +60,29 @@ def check_memory_for_virtual_ranks(parts: Sequence[RunComponents], workers: int)
             "one"
         )
     bytes_per_rank = sum(
-        measure_bytes_per_rank(part.task, model, part.method, part.settings)
-        for model, part in zip(models, parts, strict=True)
+        measure_bytes_per_rank(run.task, model, run.method, run.settings)
+        for model, run in zip(models, variants, strict=True)
     )
-    if shared + workers * bytes_per_rank <= free:
+    if shared + num_ranks * bytes_per_rank <= free:
         return
     fitting = max(0, math.floor((free - shared) / bytes_per_rank))
     raise ValueError(
-        f"workers={workers} virtual ranks need {(shared + workers * bytes_per_rank) / 2**30:.1f} GiB: "
+        f"workers={num_ranks} virtual ranks need {(shared + num_ranks * bytes_per_rank) / 2**30:.1f} GiB: "
         f"{bytes_per_rank / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} "
         f"that they share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
     )
 
 
-def predict_optimizer_state_bytes(optimiser: torch.optim.Optimizer) -> int:
-    """Bytes that an optimiser will hold: momentum, and of Adam's kind, which has betas, a second moment."""
-    groups = optimiser.param_groups
+def predict_optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes that an optimizer will hold: momentum, and with betas (Adam) a second moment."""
+    groups = optimizer.param_groups
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
 def measure_bytes_per_rank(
     task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings
 ) -> int:
-    """Return the bytes that one rank holds of its own.
+    """Return the bytes that one rank holds for itself, by a trial step.
 
     These are buffers of the model, gradients, and the method's state after a step of made-up gradients, in
     which it allocates what it needs.
@@ -111,18 +111,15 @@ def measure_bytes_per_rank(
         else:
             aggregator.aggregate()
             parts = [*aggregator.states, aggregator.group_kernels]
-        storages = {
-            storage.data_ptr(): storage.nbytes()
-            for tensor in iterate_held_tensors([flat, *held, *parts])
-            if (storage := tensor.untyped_storage())
-        }
-        return sum(storages.values())
+        storages = [tensor.untyped_storage() for tensor in iterate_held_tensors([flat, *held, *parts])]
+        bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum(bytes_by_address.values())
 
     return virtual.run(1, body)[0]
 
 
 def iterate_held_tensors(tree: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
-    """All tensors that an object holds, at any depth."""
+    """Yield all tensors that an object holds, at any depth."""
     visited = set() if visited is None else visited
     if isinstance(tree, Tensor):
         yield tree
@@ -149,11 +146,12 @@ def peak_memory_gib(device: torch.device) -> dict[str, float]:
 
 
 def free_memory_bytes(device: torch.device) -> float:
-    """Free bytes of memory; where a container has a limit, of that."""
+    """Return the free bytes of memory, of a container's limit where there is one."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     free = float(psutil.virtual_memory().available)
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        free = min(free, float(text) - float(used.read_text()))
+    limit_bytes = limit.read_text().strip() if limit.exists() else "max"
+    if limit_bytes.isdigit():
+        free = min(free, float(limit_bytes) - float(used.read_text()))
     return free

@@ -12,19 +12,19 @@ from analysis.records.log import InterferenceError
 
 
 class RunOrders(msgspec.Struct, frozen=True):
-    """The orders of one run; of the processes of one job all get the same."""
+    """The orders of one run, equal for all its workers."""
 
     config: dict[str, Any]  # as it is recorded
-    attempt: str  # the folder of its record
+    attempt_folder: str  # of the run's record
     data_root: str | None = None
     same_host: bool = True  # are all workers on one machine?
-    interface: str | None = None  # of the network on which they meet; None: the one of the host's name
-    image: dict[str, Any] | None = None  # facts about it, for the record
-    network: dict[str, Any] | None = None  # facts about the emulated one, for the record
-    relay: str | None = None  # the file in which its relay tells what it has done
+    interface: str | None = None  # network interface on which they meet; None: the one of the host's name
+    image_facts: dict[str, Any] | None = None  # for the record
+    network_facts: dict[str, Any] | None = None  # about the emulated network, for the record
+    relay_statistics_file: str | None = None  # that the emulated network's relay keeps up to date
 
     def write(self, path: Path) -> None:
-        """Leave them where workers will look."""
+        """Write the orders into a file, which the workers will read."""
         write_atomic(path, msgspec.json.encode(self))
 
     @classmethod
@@ -32,7 +32,7 @@ class RunOrders(msgspec.Struct, frozen=True):
         """Return the orders in a file.
 
         Raises:
-            InterferenceError: it is not there any more, or something else is.
+            InterferenceError: the file is not there any more, or something else is.
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)

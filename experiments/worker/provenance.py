@@ -46,7 +46,7 @@ def collect_provenance(data_name: str, data_digest: str, device: torch.device) -
 
 
 def machine_state(device: torch.device) -> dict[str, Any]:
-    """Facts that may drift while a run goes on; taken before and after."""
+    """Return facts that may drift while a run goes on, for before and after: load, GPU clocks."""
     return {
         "load": round(os.getloadavg()[0], 2),
         # Users of clusters can't lock clocks, so we note them.
@@ -55,7 +55,7 @@ def machine_state(device: torch.device) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that are installed."""
+    """Return the versions of PACKAGES, by name, of those that are installed."""
     version_by_package = {}
     for name in PACKAGES:
         try:

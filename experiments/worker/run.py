@@ -27,7 +27,7 @@ from experiments.training.loop import TrainedModel, Trainer
 from experiments.training.stop_signal import Preempted, StopSignal
 from experiments.worker import hardware, memory
 from experiments.worker.build import RunComponents, build_run, effective_precision, prepare_device
-from experiments.worker.connect import connect
+from experiments.worker.connect import join_group_or_preempt
 from experiments.worker.hardware_claims import LABEL_ADVICE
 from experiments.worker.link_probe import (
     TrafficMeter,
@@ -50,7 +50,7 @@ PROGRESS_S = 0.5  # between two notes of how far the run is
 
 
 class RunOutcome(NamedTuple):
-    """The part of the manifest that tells what became of a run; of several variants, of the first."""
+    """The outcome of a training, as fields of the manifest; of several variants, of the first."""
 
     steps: int  # of each variant
     steps_per_epoch: int
@@ -65,20 +65,20 @@ class RunOutcome(NamedTuple):
     interface: dict[str, float] | None = None  # bytes over an emulated link, see `link_probe.TrafficMeter`
 
     def manifest_fields(self) -> dict[str, Any]:
-        """All fields by name, without what did not happen."""
+        """Return the fields for the manifest by name, without what did not happen."""
         special = ("alternated", "diverged", "interface")
         return {name: value for name, value in self._asdict().items() if name not in special or value}
 
 
 class RunContext(NamedTuple):
-    """Start of a run in this process."""
+    """The context in which this process carries out a run: its components, record and stop signal."""
 
     run: RunComponents
     attempt: Attempt
     stop: StopSignal
     progress: ProgressFile
     facts: dict[str, Any]  # provenance; what is found out about the machine is added
-    network: Mapping[str, Any] | None  # facts about the emulated one, if there is one
+    network_facts: Mapping[str, Any] | None  # about the emulated network
     exit_stack: contextlib.ExitStack  # logs, which are this process's until the manifest is written
 
 
@@ -91,33 +91,33 @@ def execute_run(
 
     Args:
         start_folder: for what concerns this start only: the meeting point of the workers, notes of progress.
-        comm: the group, where this process has joined it already; it is closed at the end.
+        comm: the group, where this process has joined it already; closed at the end.
 
     Raises:
         Preempted: on all workers, after `stop` told one of them.
     """
     config = Config.from_record(orders.config)
-    attempt = Attempt(Path(orders.attempt))
+    attempt = Attempt(Path(orders.attempt_folder))
     device = prepare_device(config, place)
-    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders.network)
+    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders.network_facts)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
     is_virtual = isinstance(config.cluster, VirtualCluster)
     if is_virtual:
         memory.check_memory_for_virtual_ranks([*run.variants.values()] or [run], config.workers)
-    facts = {**collect_provenance(run.data.name, run.data.digest, device), "image": orders.image}
+    facts = {**collect_provenance(run.data.name, run.data.digest, device), "image": orders.image_facts}
     facts["precision"] = effective_precision(config.precision, device)
     facts["forked"] = multiprocessing.parent_process() is not None  # from a process that had loaded torch
     progress = ProgressFile(start_folder / "progress.json", run.num_steps)
-    with contextlib.ExitStack() as owned:
-        started = RunContext(run, attempt, stop, progress, facts, orders.network, owned)
+    with contextlib.ExitStack() as exit_stack:
+        context = RunContext(run, attempt, stop, progress, facts, orders.network_facts, exit_stack)
         try:
             if is_virtual:
                 network = run.virtual_run_arguments(config.timing.mode)
-                outcome, *_ = virtual.run(config.workers, partial(train_and_record, started), *network)
+                outcome, *_ = virtual.run(config.workers, partial(train_and_record, context), *network)
             else:
                 if comm is None:
-                    comm = connect(config, orders, place, start_folder, device, stop)
-                outcome = train_and_record(started, comm)
+                    comm = join_group_or_preempt(config, orders, place, start_folder, device, stop)
+                outcome = train_and_record(context, comm)
                 comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
                 comm.close()
         except Preempted as preempted:
@@ -129,29 +129,29 @@ def execute_run(
         if place.rank == 0:
             after = machine_state(device)
             peak = memory.peak_memory_gib(device)
-            facts = {**outcome.manifest_fields(), **read_relay_statistics(orders.relay)}
+            facts = {**outcome.manifest_fields(), **read_relay_statistics(orders.relay_statistics_file)}
             attempt.check_logs_and_mark_whole(
                 config.workers, simulated=is_virtual, after=after, memory=peak, **facts
             )
 
 
-def train_and_record(started: RunContext, comm: Comm) -> RunOutcome:
-    """Train as one rank of the group, and leave its log in the attempt."""
-    run = started.run
-    attempt = started.attempt
-    stop = started.stop
-    facts = started.facts
+def train_and_record(context: RunContext, comm: Comm) -> RunOutcome:
+    """Check the machine and train as one rank of the group, and write its log into the attempt."""
+    run = context.run
+    attempt = context.attempt
+    stop = context.stop
+    facts = context.facts
     config = run.config
     settings = run.settings
     path = attempt.rank_log_path(comm.rank)
     report_progress = ignore_progress
-    log = started.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
+    log = context.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_not_closed()
-        started.progress.newest = log.progress
-        report_progress = started.progress
+        context.progress.newest = log.progress
+        report_progress = context.progress
     facts["machine"] = hardware.verify_machine_and_collect_facts(
-        config, settings.device, comm, started.network
+        config, settings.device, comm, context.network_facts
     )
     if not isinstance(config.cluster, VirtualCluster):
         facts["machine"] |= hardware.report_core_shortages(config.threads, comm, settings.device)
@@ -168,7 +168,7 @@ def train_and_record(started: RunContext, comm: Comm) -> RunOutcome:
         if run.variants:
             outcome = train_variants_in_turns(run, comm, link, log, report_progress, stop)
         else:
-            outcome = train(run, comm, link, log, report_progress, checkpointer, done)
+            outcome = train_and_summarize(run, comm, link, log, report_progress, checkpointer, done)
     finally:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.
@@ -180,14 +180,15 @@ def train_and_record(started: RunContext, comm: Comm) -> RunOutcome:
 
 
 def verify_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
-    """Compare the bytes that all interfaces sent with those that were counted, and return them. Collective.
+    """Compare the bytes that interfaces sent with those that were counted, and return both. Collective.
 
     Raises:
         MachineMismatch: on all workers alike, if they differ by more than headers; unless
             launch.on_mismatch=label.
     """
     traffic = meter.gather_traffic_totals()
-    if traffic and (why := counters.explain_uncounted_bytes(traffic, meter.size)):
+    why = counters.explain_uncounted_bytes(traffic, meter.size) if traffic else ""
+    if why:
         if config.launch.on_mismatch == "stop":
             raise hardware.MachineMismatch(f"{why}: please report it, {LABEL_ADVICE}")
         if meter.rank == 0:
@@ -195,22 +196,23 @@ def verify_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | No
     return traffic
 
 
-def train(
+def train_and_summarize(
     run: RunComponents,
     comm: Comm,
     link: Mapping[str, Any] | None,
     log: RankLog,
     report_progress: Callable[[int], None],
     checkpointer: Checkpointer,
-    done: int,
+    num_done_steps: int,
 ) -> RunOutcome:
-    """Train, from `done` steps on, and say what became of it.
+    """Train a run without variants, and compare the final weights over the ranks. Collective.
 
     Args:
-        link: what the probe found, if it did.
+        link: the probe's facts about an emulated link.
+        num_done_steps: steps before this start.
     """
     config = run.config
-    timer = run.make_timer(config.timing.mode, comm, done)
+    timer = run.make_timer(config.timing.mode, comm, num_done_steps)
     over = choose_comm_for_collectives(comm, config.collectives, link)
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
     try:
@@ -227,7 +229,7 @@ def train(
 
 
 def ignore_progress(step: int) -> None:
-    """Tell nobody: rank 0 does."""
+    """Do nothing; rank 0 reports progress."""
 
 
 def train_variants_in_turns(
@@ -238,10 +240,10 @@ def train_variants_in_turns(
     progress: Callable[[int], None],
     stop: StopSignal,
 ) -> RunOutcome:
-    """Train the variants in turns, and say what became of each.
+    """Train the variants in turns, and compare the final weights of each over the ranks. Collective.
 
     Args:
-        link: what the probe found, if it did.
+        link: the probe's facts about an emulated link.
     """
 
     def variant(name: str, built: RunComponents) -> VariantTraining:
@@ -268,7 +270,7 @@ def train_variants_in_turns(
 
 
 def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:
-    """Compare the final weights over the ranks, bit for bit. Collective."""
+    """Return a training's outcome, with the final weights compared bit for bit over ranks. Collective."""
     parameters = [p.detach() for p in trained.model.parameters()]
     digest = hashlib.sha256()
     device = parameters[0].device
@@ -285,23 +287,23 @@ def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_
 
 
 def gather_distinct_names(name: str, comm: Comm, device: torch.device) -> list[str]:
-    """Every rank's name, each once: machines may differ in their processors and compilers. Collective."""
+    """Return the names of all ranks, each once and without empty ones, in the order of ranks. Collective."""
     return [name for name in dict.fromkeys(gather_json(comm, name, device)) if name]
 
 
 class ProgressFile:
-    """Tells the starting side, now and then, how far the run is."""
+    """A file of the run's progress, for the process that started it; calls write it now and then."""
 
     def __init__(self, path: Path, num_steps: int) -> None:
         self.path = path
         self.num_steps = num_steps
-        self.told = 0.0
+        self.written_at_s = 0.0
         self.newest: Mapping[str, float] = {}  # loss and accuracy
 
     def __call__(self, step: int) -> None:
-        clock = time.monotonic()
-        if clock - self.told >= PROGRESS_S or step == self.num_steps:
-            self.told = clock
+        now_s = time.monotonic()
+        if now_s - self.written_at_s >= PROGRESS_S or step == self.num_steps:
+            self.written_at_s = now_s
             metrics = {name: value for name, value in self.newest.items() if math.isfinite(value)}
             note = {"step": step, "steps": self.num_steps, **metrics}
             write_atomic(self.path, json.dumps(note), durable=False)

@@ -38,7 +38,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     assert begun.folder == folders.launch_folder(begun.attempt)
     orders = RunOrders.read(Path(begun.orders_file))
     assert Config.from_record(orders.config).as_dict() == run.config.as_dict()
-    assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
+    assert (orders.attempt_folder, orders.same_host) == (str(begun.attempt.path), True)
     shared = prepare_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
     assert shared.attempt.manifest["alone"] is False
     # One that is there for its curve shares the machine.

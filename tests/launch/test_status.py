@@ -111,7 +111,7 @@ def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_bl
         programs.prints("scontrol", "Unable to contact slurm controller", code=0 if is_up else 1)
         jobs._cluster_settings.cache_clear()
         watched._ask_slurm()
-        assert watched.view.run_status(attempt).state == "queued"
+        assert watched.snapshot.run_status(attempt).state == "queued"
         told.append(capsys.readouterr().err)
     assert (told[0], told[2]) == ("", "")
     assert "SLURM is asked again until it answers: scontrol: Unable to contact" in told[1]

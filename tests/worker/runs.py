@@ -46,7 +46,7 @@ def carry_out(told: RunOrders, attempt: Attempt, folder: Path, stop: StopSignal 
     """Be the only worker of this run; virtual ranks need no other."""
     folder.mkdir(exist_ok=True)
     run.execute_run(
-        replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or StopSignal()
+        replace(told, attempt_folder=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or StopSignal()
     )
 
 
