@@ -30,15 +30,15 @@ class Band(NamedTuple):
         low, high = estimate.interval
         return [limit for limit in self[:2] if low <= limit <= high]
 
-    def position(self, estimate: Estimate) -> Position:
+    def interval_position(self, estimate: Estimate) -> Position:
         """Return where the interval lies."""
         if all(map(self.contains, estimate.interval)):
             return "inside"
         return "across a limit" if self.crossed_limits(estimate) else "outside"
 
-    def position_text(self, estimate: Estimate, unit: str) -> str:
+    def interval_position_text(self, estimate: Estimate, unit: str) -> str:
         """Return the reason of a verdict: 'the interval includes the limit 5 %'."""
-        position = self.position(estimate)
+        position = self.interval_position(estimate)
         if position == "across a limit":
             limits = [format_with_unit(limit, unit) for limit in self.crossed_limits(estimate)]
             return f"the interval includes the limit {join_with_and(limits)}"
@@ -48,7 +48,7 @@ class Band(NamedTuple):
         """Return how probable such an interval is, if a limit of the band is the truth."""
         return max(estimate.p_value(limit) for limit in self[:2] if math.isfinite(limit))
 
-    def text(self, unit: str) -> str:
+    def holds_sentence(self, unit: str) -> str:
         """Return the band as a sentence: 'Holds from 1 to 2 ms.'."""
         if self.high == math.inf:
             return f"Holds above {format_with_unit(self.low, unit)}."

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from analysis.bands import Band
-from analysis.evidence import ChanceLookup, Evidence, describe_scale_differences, digest_rule
+from analysis.evidence import ChanceLookup, ClaimEvidence, describe_scale_differences, digest_rule
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
 from analysis.pictures.numbers import format_count, format_number
@@ -117,7 +117,7 @@ class Claim:
         """Return the values of ours for which the claim holds."""
         return self._band(self.tolerance, includes_limits=self.kind != "ordering")
 
-    def wide_band(self) -> Band:
+    def partly_band(self) -> Band:
         """Return the values for which the claim holds at least partly."""
         slack = 0.0 if self.kind == "ordering" else PARTLY * self.tolerance
         return self._band(slack, includes_limits=False)
@@ -140,7 +140,7 @@ class Claim:
             )
         return self.paper
 
-    def rule(self, declared: Mapping[str, Any]) -> str:
+    def rule_digest(self, declared_scale: Mapping[str, Any]) -> str:
         """Return a digest of the claim's rule.
 
         The rule is the quantity, its threshold and band, the hardware that it is about, and the scale at
@@ -149,7 +149,7 @@ class Claim:
         the names in `quantity`. Who changes what a function computes says so in `revised`.
 
         Args:
-            declared: what the paper ran, see `analysis.evidence.describe_scale_differences`.
+            declared_scale: what the paper ran, see `analysis.evidence.describe_scale_differences`.
         """
         names = iter([self.quantity] if isinstance(self.quantity, str) else self.quantity)
         parts = {
@@ -165,8 +165,8 @@ class Claim:
         }
         if self.revised:
             parts["revised"] = self.revised
-        if declared and self.kind in NUMBER_KINDS:
-            parts["scale"] = _to_rule_json(declared, names)
+        if declared_scale and self.kind in NUMBER_KINDS:
+            parts["scale"] = _to_rule_json(declared_scale, names)
         if self.chance is not None:
             parts["chance"] = self.chance
         return digest_rule(parts)
@@ -182,13 +182,13 @@ class Verdict:
     scale: str  # empty at the paper's scale; else what is reduced, simulated, emulated or derived
     reason: str  # why this word
     horizon: str = ""  # the number of steps that the ordering needs
-    launches: int | None = None  # of a time: groups of processes that were started
-    occasions: int | None = None  # on which they were begun
-    link_asked: float | None = None  # Gbit/s of an emulated link
-    link_found: float | None = None
-    registered: bool | None = None  # was the rule there before the runs? None: there are none
-    chance: float | None = None  # of an accuracy: percent of top-1 that guessing gives
-    rule: str = ""  # the digest of its rule
+    num_launches: int | None = None  # of a time: groups of processes that were started
+    num_occasions: int | None = None  # on which they were begun
+    link_asked_gbit_s: float | None = None  # Gbit/s of an emulated link
+    link_found_gbit_s: float | None = None
+    is_rule_registered: bool | None = None  # was the rule there before the runs? None: there are none
+    chance_percent: float | None = None  # of an accuracy: percent of top-1 that guessing gives
+    rule_digest: str = ""  # the digest of its rule
 
     @property
     def p_value(self) -> float:
@@ -196,14 +196,14 @@ class Verdict:
         if self.word not in DECISIVE or self.ours is None:
             return 1.0
         is_wide = self.claim.is_published and self.word in ("partly", "not reproduced", "other direction")
-        band = self.claim.wide_band() if is_wide else self.claim.band()
+        band = self.claim.partly_band() if is_wide else self.claim.band()
         return band.p_value(self.ours)
 
     @property
     def explanation(self) -> str:
         """All that must be read with the word: n, the reason, the horizon."""
         parts = []
-        if self.word == "indicated" and self.launches is None:
+        if self.word == "indicated" and self.num_launches is None:
             assert self.ours is not None, "what is indicated was measured"
             parts.append(f"n = {self.ours.n}")
         if self.word in ("not comparable", "inconclusive", "indicated", "post hoc"):
@@ -216,24 +216,29 @@ class Verdict:
 def judge_claims(
     claims: Iterable[Claim],
     frames: Frames,
-    declared: Mapping[str, Any],
-    chance: ChanceLookup = no_chance_level,
+    declared_scale: Mapping[str, Any],
+    chance_of_task: ChanceLookup = no_chance_level,
 ) -> list[Verdict]:
     """Return a verdict on every claim.
 
     Args:
         frames: of the item's runs only.
-        declared: what the paper ran, see `analysis.evidence.describe_scale_differences`.
-        chance: the accuracy that guessing gives, by the name of a task.
+        declared_scale: what the paper ran, see `analysis.evidence.describe_scale_differences`.
+        chance_of_task: the accuracy that guessing gives, by the name of a task.
     """
     return [
-        replace(_judge_claim(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims
+        replace(
+            _judge_claim(claim, frames, declared_scale, chance_of_task),
+            rule_digest=claim.rule_digest(declared_scale),
+        )
+        for claim in claims
     ]
 
 
 def _to_rule_json(part: Any, names: Iterator[Any]) -> Any:
     """Return a part of a rule as JSON, functions by the next of these names or by their own."""
-    if callable(part) and (name := next(names, None)) is not None:
+    name = next(names, None) if callable(part) else None
+    if name is not None:
         return name
     if isinstance(part, partial):
         return [_to_rule_json(piece, names) for piece in (part.func, part.args, part.keywords)]
@@ -246,21 +251,24 @@ def _to_rule_json(part: Any, names: Iterator[Any]) -> Any:
     return getattr(part, "__name__", None) or repr(part)
 
 
-def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: ChanceLookup) -> Verdict:
-    ours, mixture = None, ""
+def _judge_claim(
+    claim: Claim, frames: Frames, declared_scale: Mapping[str, Any], chance_of_task: ChanceLookup
+) -> Verdict:
+    ours = None
+    mixture = ""
     with track_read_run_keys() as keys:
         try:
             ours = claim.compute(frames, *claim.arguments)
         except MixedRunsError as error:
             mixture = str(error)
-    evidence = Evidence.from_keys(frames, keys)
-    times = evidence.without_virtual_runs() if claim.derived else evidence
+    evidence = ClaimEvidence.from_read_keys(frames, keys)
+    times = evidence.process_runs_if_any() if claim.derived else evidence
     link = times.link_text() if keys or ours else claim.link  # what read nothing was not measured
     claim = replace(claim, text=claim.text.replace(LINK_PLACEHOLDER, link))
     if claim.rederived:
         verdict = Verdict(claim, ours, "not run", scale="", reason="")
     else:
-        reduced = describe_scale_differences(evidence.frames, declared)
+        reduced = describe_scale_differences(evidence.frames, declared_scale)
         scale = "; ".join(filter(None, (reduced, *_measurement_kinds(claim, times))))
         verdict = Verdict(claim, ours, "not run", scale, reason="")
     if mixture:
@@ -269,46 +277,50 @@ def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chan
         return replace(verdict, reason="no records of it")
     if not claim.rederived:
         level = claim.chance
-        chance_of_task = chance if level is None else lambda task: level
+        chance_of_claimed_task = chance_of_task if level is None else lambda task: level
         if len(evidence.frames.runs):
-            is_registered = evidence.is_registered(claim.id, claim.rule(declared))
-            facts = _verdict_facts(claim, times, chance_of_task)
-            verdict = replace(verdict, registered=is_registered, **facts)
-        if why := _incomparable_reason(claim, times, reduced, chance_of_task):
+            is_registered = evidence.has_rule_registered(claim.id, claim.rule_digest(declared_scale))
+            facts = _verdict_facts(claim, times, chance_of_claimed_task)
+            verdict = replace(verdict, is_rule_registered=is_registered, **facts)
+        why = _incomparable_reason(claim, times, reduced, chance_of_claimed_task)
+        if why:
             return replace(verdict, word="not comparable", reason=why)
     verdict = replace(verdict, horizon=_horizon_text(claim, evidence.frames))
-    if verdict.registered is False:
+    if verdict.is_rule_registered is False:
         why = f"the rule is younger than the runs; {_side_text(claim, ours.value)}"
         return replace(verdict, word="post hoc", reason=why)
-    if why := _indicated_reason(verdict, ours):
+    why = _indicated_reason(verdict, ours)
+    if why:
         return replace(verdict, word="indicated", reason=why)
     word, why = _decisive_word(claim, ours)
     return replace(verdict, word=word, reason=why)
 
 
-def _measurement_kinds(claim: Claim, evidence: Evidence) -> list[str]:
+def _measurement_kinds(claim: Claim, evidence: ClaimEvidence) -> list[str]:
     """Return what else than the scale tells these numbers from a measurement of the real thing."""
     is_kind = {
-        SIMULATED: claim.timed and evidence.is_simulated(),
-        EMULATED: claim.timed and evidence.is_emulated,
+        SIMULATED: claim.timed and evidence.has_simulated_times,
+        EMULATED: claim.timed and evidence.has_emulated_links,
         DERIVED: claim.derived,
     }
     return [kind for kind, is_so in is_kind.items() if is_so]
 
 
-def _verdict_facts(claim: Claim, evidence: Evidence, chance: ChanceLookup) -> dict[str, Any]:
+def _verdict_facts(claim: Claim, evidence: ClaimEvidence, chance_of_task: ChanceLookup) -> dict[str, Any]:
     """Return the fields of a verdict that tell what its records are."""
     if not claim.timed:
-        return {"chance": evidence.chance_level(chance) or None}
+        return {"chance_percent": evidence.common_chance_percent(chance_of_task) or None}
     return {
-        "launches": len(evidence.launches),
-        "occasions": evidence.occasions,
-        "link_asked": evidence.link_asked,
-        "link_found": evidence.link_found,
+        "num_launches": len(evidence.launches),
+        "num_occasions": evidence.num_occasions,
+        "link_asked_gbit_s": evidence.link_asked_gbit_s,
+        "link_found_gbit_s": evidence.link_found_gbit_s,
     }
 
 
-def _incomparable_reason(claim: Claim, evidence: Evidence, scale: str, chance: ChanceLookup) -> str:
+def _incomparable_reason(
+    claim: Claim, evidence: ClaimEvidence, scale: str, chance_of_task: ChanceLookup
+) -> str:
     """Return the reason why these records cannot judge the claim; empty where they can."""
     frames = evidence.frames
     required = describe_required_hardware(claim)
@@ -317,15 +329,19 @@ def _incomparable_reason(claim: Claim, evidence: Evidence, scale: str, chance: C
     if claim.accelerator and not captions.is_entirely_on_gpu(frames, driver_name):
         hardware = captions.join_with_and(captions.distinct_values(frames, "provenance.gpu") or ["a CPU"])
         return f"about {required}; measured on {hardware}"
-    if names_hardware and claim.timed and evidence.is_simulated():
+    if names_hardware and claim.timed and evidence.has_simulated_times:
         return f"about {required}; these times are simulated"
     # An emulated link is told by what was found, in the claim's own words.
-    if claim.link and not evidence.is_emulated and not captions.is_entirely_over_link(frames, claim.link):
+    if (
+        claim.link
+        and not evidence.has_emulated_links
+        and not captions.is_entirely_over_link(frames, claim.link)
+    ):
         links = captions.join_distinct_values(frames, "cluster.link.name")
         return f"about {required}; measured over {links}"
     if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
-    return "" if claim.timed else evidence.chance_ending_text(chance)
+    return "" if claim.timed else evidence.chance_ending_text(chance_of_task)
 
 
 def describe_required_hardware(claim: Claim) -> str:
@@ -339,8 +355,8 @@ def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:
     if math.isnan(ours.value):
         return "inconclusive", "a run diverged: it has no number"
     band = claim.band()
-    position = band.position(ours)
-    reason = band.position_text(ours, claim.unit)
+    position = band.interval_position(ours)
+    reason = band.interval_position_text(ours, claim.unit)
     if position == "across a limit":
         return "inconclusive", reason
     is_inside = position == "inside"
@@ -349,7 +365,7 @@ def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:
         return (inside_word if is_inside else "does not hold"), reason
     if claim.rederived:
         return ("re-derived" if is_inside else "corrected"), reason
-    if not is_inside and claim.wide_band().position(ours) == "inside":
+    if not is_inside and claim.partly_band().interval_position(ours) == "inside":
         return "partly", f"the interval lies within {format_number(PARTLY)} times the tolerance"
     if claim.kind == "ordering":
         return ("same direction" if is_inside else "other direction"), reason
@@ -362,9 +378,9 @@ def _indicated_reason(verdict: Verdict, ours: Estimate) -> str:
     if math.isnan(ours.value):
         return ""  # a run diverged: more of them would not help
     side = _side_text(claim, ours.value)
-    if claim.timed and verdict.launches is not None and verdict.launches < ENOUGH_SAMPLES[LAUNCHES]:
-        return f"{format_count(verdict.launches, LAUNCHES)}; {side}"
-    if claim.timed and verdict.occasions is not None and verdict.occasions < ENOUGH_OCCASIONS:
+    if claim.timed and verdict.num_launches is not None and verdict.num_launches < ENOUGH_SAMPLES[LAUNCHES]:
+        return f"{format_count(verdict.num_launches, LAUNCHES)}; {side}"
+    if claim.timed and verdict.num_occasions is not None and verdict.num_occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
     return "" if ours.has_enough_samples else side
 

@@ -50,7 +50,7 @@ class ComparisonPoint(NamedTuple):
     x: Any  # None: they have no such setting
     value: Estimate
     samples: list[float]
-    against: Estimate | None  # ratio to the reference, or difference of shares
+    relative_to_ref: Estimate | None  # ratio to the reference, or difference of shares
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class Comparison:
             samples = group.set_index("seed")[self.y].sort_index()
             numbers = samples.to_numpy()
             value = estimate_mean(numbers, self._bounds, value=float(numbers.mean()))
-            against = None
+            relative_to_ref = None
             if self.ref is not None and by != self.ref:
                 # The reference at the same `x`, else the one that has none.
                 reference = groups.get((self.ref, x), groups.get((self.ref, None)))
                 if reference is not None:
-                    against = self._compare(samples, reference.set_index("seed")[self.y])
-            points.append(ComparisonPoint(by, x, value, samples.to_list(), against))
+                    relative_to_ref = self._compare(samples, reference.set_index("seed")[self.y])
+            points.append(ComparisonPoint(by, x, value, samples.to_list(), relative_to_ref))
         return points
 
     def table(self, frames: Frames) -> Table:
@@ -100,7 +100,9 @@ class Comparison:
         label = self._label
         rows: dict[str, list[Any]] = {
             short_leaf_name(self.by): [point.by for point in points],
-            short_leaf_name(self.x): [None if point.x is None else format_setting(point.x) for point in points],
+            short_leaf_name(self.x): [
+                None if point.x is None else format_setting(point.x) for point in points
+            ],
             label: [point.value.scale_by(factor) for point in points],
             "runs": [len(point.samples) for point in points],
         }
@@ -108,7 +110,7 @@ class Comparison:
         if self.ref is not None:
             is_share = self._bounds == PERCENT
             name = f"{'minus' if is_share else 'ratio to'} {self.ref}"
-            rows[name] = [point.against for point in points]
+            rows[name] = [point.relative_to_ref for point in points]
             units |= {name: "points"} if is_share else {}
         return Table(self.title, pd.DataFrame(rows, dtype=object), units, self._note(frames, points))
 

@@ -125,7 +125,9 @@ class ClaimEvidence(NamedTuple):
     def has_rule_registered(self, claim_id: str, digest: str) -> bool:
         """Return True where every run was begun when the claim had this very rule."""
         texts = self._column(RULES_COLUMN)
-        return bool(texts.notna().all()) and all(json.loads(t).get(claim_id) == digest for t in texts.unique())
+        return bool(texts.notna().all()) and all(
+            json.loads(t).get(claim_id) == digest for t in texts.unique()
+        )
 
     def chance_ending_text(self, chance_of_task: ChanceLookup) -> str:
         """Return where the first training ended that ended at chance; empty where none did."""

@@ -68,7 +68,7 @@ PUBLISHED_LINE: dict[str, Any] = {
 
 def compose_figure(
     panels: Sequence[Panel],
-    height: float,
+    height_inches: float,
     *,
     num_rows: int = 1,
     ylabel: str | Sequence[str] = "",
@@ -81,7 +81,6 @@ def compose_figure(
 
     Args:
         panels: from the upper left, row by row.
-        height: in inches.
         num_rows: of panels.
         ylabel: of the first panel of each row; one for all, or one for each.
         first_legend_entries: first entries of the legend, before all that has a label.
@@ -96,7 +95,7 @@ def compose_figure(
         raise ValueError(NOTHING_TO_DRAW)
     columns = len(panels) // num_rows
     with new_figure(
-        style.two_column_rc_settings(height), num_rows, columns, squeeze=False, **subplot_options
+        style.two_column_rc_settings(height_inches), num_rows, columns, squeeze=False, **subplot_options
     ) as (
         figure,
         grid,
@@ -278,7 +277,7 @@ def horizontal_stacks_panel(axes: Axes, /, bars: Sequence[StackedBar], **axes_se
             left += width
         behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
         annotate_above(axes, sum(bar.value_by_phase.values()), y, bar.text, **behind)
-    set_row_labels(axes, [bar.label for bar in bars])
+    set_y_row_labels(axes, [bar.label for bar in bars])
     finish_axes(axes, **axes_settings)
 
 
@@ -312,7 +311,7 @@ def stacked_bars_panel(
         annotate_above(
             axes, x, top, bar.text, **({"color": "#777777", "fontsize": 6} if bar.is_published else {})
         )
-    set_place_labels(axes, labels)
+    set_x_place_labels(axes, labels)
     finish_axes(axes, **axes_settings)
 
 
@@ -328,7 +327,7 @@ def grouped_bars_panel(
             marks.draw_bar_with_interval(axes, position, value, look, 0.9 * width, origin)
     if reference_y is not None:
         axes.axhline(reference_y, **REFERENCE_LINE)
-    set_place_labels(axes, list(groups))
+    set_x_place_labels(axes, list(groups))
     axes.margins(y=0.12)
     finish_axes(axes, **axes_settings)
 
@@ -359,7 +358,7 @@ def dots_panel(
     for point in points:
         _draw_curve(axes, point, linestyle="")
     if row_labels:
-        set_row_labels(axes, row_labels)
+        set_y_row_labels(axes, row_labels)
     if has_factor_axis:
         marks.set_log_factor_x_axis(axes)
     finish_axes(axes, grid=grid, log_y_ticks=log_y_ticks, **axes_settings)
@@ -405,14 +404,14 @@ def set_doubling_x_ticks(axes: Axes, sizes: Sequence[float], labels: Sequence[st
     axes.set_xticks(sizes, labels or [str(size) for size in sizes])
 
 
-def set_row_labels(axes: Axes, labels: Sequence[str]) -> None:
+def set_y_row_labels(axes: Axes, labels: Sequence[str]) -> None:
     """Set a y axis with a row for each of these labels, the first at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
-def set_place_labels(axes: Axes, labels: Sequence[str]) -> None:
+def set_x_place_labels(axes: Axes, labels: Sequence[str]) -> None:
     """Set an x axis with a place for each of these labels."""
     axes.set_xticks(range(len(labels)), [label.replace(", ", ",\n") for label in labels])
     axes.tick_params(axis="x", length=0)

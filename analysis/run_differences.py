@@ -51,7 +51,7 @@ TOLERANCE_BY_FIELD = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_ba
 VALUE_WIDTH = 34  # characters of a value in the table
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """A field in which two runs differ."""
 
     field: str  # dotted; without the prefix `provenance.`
@@ -60,13 +60,15 @@ class Difference(NamedTuple):
     weight: str  # one of WEIGHTS
 
 
-def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def find_run_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[RunDifference]:
     """Return the differences of two manifests, the most important first."""
-    differences = [Difference(*change, _weigh_difference(*change)) for change in _walk_differences("", a, b)]
+    differences = [
+        RunDifference(*change, _weigh_difference(*change)) for change in _walk_differences("", a, b)
+    ]
     return sorted(differences, key=_importance)
 
 
-def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def shared_outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Return the outcomes that two rows of `Frames.runs` share, side by side; empty without any."""
     lines = []
     for column, labels in OUTCOME_LABELS.items():
@@ -88,7 +90,7 @@ def _change_text(a: float, b: float, unit: str) -> str:
     return f"x {format_number(b / a)}" if a else "-"
 
 
-def differences_text(differences: Sequence[Difference], a: str, b: str) -> str:
+def differences_text(differences: Sequence[RunDifference], a: str, b: str) -> str:
     """Return the differences as a table, under the names of the runs; idle fields are only named."""
     lines = [f"A: {a}", f"B: {b}", ""]
     if not any(difference.weight == EXPLAINS for difference in differences):
@@ -104,7 +106,7 @@ def differences_text(differences: Sequence[Difference], a: str, b: str) -> str:
     return "\n".join([*lines, f"{EXPLAINS_NOTHING}: {', '.join(idle)}"] if idle else lines).rstrip()
 
 
-def _importance(difference: Difference) -> tuple[int, int, str]:
+def _importance(difference: RunDifference) -> tuple[int, int, str]:
     return (
         WEIGHTS.index(difference.weight),
         _matching_tier(difference.field, EXPLAINING_FIELDS),

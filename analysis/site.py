@@ -21,7 +21,7 @@ class NavigationLink(NamedTuple):
     title: str
 
 
-class Site:
+class StaticSite:
     """A folder of pages, and the templates that they are made from. Texts reach pages escaped."""
 
     def __init__(

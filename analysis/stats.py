@@ -60,7 +60,7 @@ class Estimate(NamedTuple):
     high: float | None = None
     n: int = 1  # independent samples
     sample_kind: str = RUNS  # a key of ENOUGH_SAMPLES, or blocks
-    df: float | None = None  # degrees of freedom behind the interval; by default n - 1
+    degrees_of_freedom: float | None = None  # degrees of freedom behind the interval; by default n - 1
     floor: float = -np.inf  # the interval is Student's for log(value - floor); here for the value itself
 
     @classmethod
@@ -93,11 +93,11 @@ class Estimate(NamedTuple):
             return float(low <= limit <= high)
         import scipy.special
 
-        df = self.n - 1 if self.df is None else self.df
-        return float(2 * scipy.special.stdtr(df, -distance / half_width * student_quantile(df)))
+        df = self.n - 1 if self.degrees_of_freedom is None else self.degrees_of_freedom
+        return float(2 * scipy.special.stdtr(df, -distance / half_width * student_t_quantile(df)))
 
     @property
-    def half_width(self) -> float:
+    def relative_half_width(self) -> float:
         """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
         low, high = self.interval
         return float(np.sqrt(high / low) - 1) if low > 0 else np.inf
@@ -117,7 +117,7 @@ class Estimate(NamedTuple):
         return self._replace(value=function(self.value), low=low, high=high, floor=floor)
 
 
-def student_quantile(df: float) -> float:
+def student_t_quantile(df: float) -> float:
     """Return Student's quantile: half an interval at `CONFIDENCE`, in standard errors."""
     import scipy.special  # which commands that only list need not wait for
 
@@ -158,7 +158,7 @@ def estimate_mean(
         return Estimate(estimate, n=n, sample_kind=sample_kind)
     independent = max(2.0, n * _independent_share(on_scale)) if sample_kind == BLOCKS else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
-    half_width = student_quantile(independent - 1) * error
+    half_width = student_t_quantile(independent - 1) * error
     middle = to_scale(np.asarray(estimate))
     low, high = (float(np.clip(from_scale(middle + side * half_width), *bounds)) for side in (-1, 1))
     floor = bounds[0] if bounds[1] == np.inf and _is_within(data, bounds) else -np.inf
@@ -232,26 +232,30 @@ def phase_statistic(
     return estimate_mean(per_unit, bounds, units.unit_kind, float(statistic(*means.mean())))
 
 
-def phase_time(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 1.0) -> Estimate | None:
+def phase_time(
+    frames: Frames, keys: Sequence[str], *phases: str, units_per_second: float = 1.0
+) -> Estimate | None:
     """Return the time that phases take together; `slowest` is a whole step.
 
     Args:
-        unit: how many of the units of the result a second has.
+        units_per_second: of the result; 1e3 for milliseconds.
     """
-    return phase_statistic(frames, keys, phases, lambda *seconds: unit * sum(seconds), POSITIVE)
+    return phase_statistic(frames, keys, phases, lambda *seconds: units_per_second * sum(seconds), POSITIVE)
 
 
-def final_mean(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Estimate | None:
+def final_mean(
+    frames: Frames, keys: Sequence[str], column: str, is_geometric: bool = False
+) -> Estimate | None:
     """Return the mean of `column` at the last epoch, over runs that differ in their seed.
 
     Args:
-        geometric: the geometric mean, of what may differ by powers of ten, as losses do where some diverged.
+        is_geometric: return the geometric mean, for what differs by powers of ten, as losses may.
     """
     _check_comparable(frames, keys, "steps_total")
     last = _last_value_by_seed(frames, keys, column)
     if not len(last):
         return None
-    return estimate_mean(last.to_numpy(), POSITIVE) if geometric else _column_mean(last, column)
+    return estimate_mean(last.to_numpy(), POSITIVE) if is_geometric else _column_mean(last, column)
 
 
 def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Estimate | None:
@@ -262,16 +266,17 @@ def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], colu
 
 
 def final_difference(
-    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str, by: str = ""
+    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str, may_differ_in: str = ""
 ) -> Estimate | None:
     """Return `column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights.
 
     Args:
-        by: in which column both sides may differ, where it is what is compared; within a side none may.
+        may_differ_in: a column in which the sides may differ, where it is what is compared; within a side
+            no runs may.
     """
-    for side in (keys, others) if by else ():
+    for side in (keys, others) if may_differ_in else ():
         _check_comparable(frames, side)
-    _check_comparable(frames, [*keys, *others], "steps_total", without=by)
+    _check_comparable(frames, [*keys, *others], "steps_total", without=may_differ_in)
     ours, theirs = _paired_last_values(frames, keys, others, column)
     low, high = BOUNDS_BY_COLUMN.get(column, UNBOUNDED)
     return estimate_mean((ours - theirs).to_numpy(), (low - high, high - low)) if len(ours) else None

@@ -49,12 +49,14 @@ class Table:
 
     def __post_init__(self) -> None:
         names = list(self.frame.columns)
-        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+        repeated = sorted({str(name) for name in names if names.count(name) > 1})
+        if repeated:
             raise ValueError(f"table {self.title!r} has more than one column {repeated[0]!r}; rename one")
-        if strangers := [name for name in self.units if name not in names]:
+        units_without_column = [name for name in self.units if name not in names]
+        if units_without_column:
             raise ValueError(
-                f"table {self.title!r} has a unit for {strangers[0]!r}, which is no column; there are: "
-                + ", ".join(map(str, names))
+                f"table {self.title!r} has a unit for {units_without_column[0]!r}, which is no column; "
+                "there are: " + ", ".join(map(str, names))
             )
 
     @classmethod
@@ -185,7 +187,9 @@ def escape_tex(words: str) -> str:
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
-def save_tables(tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = "") -> None:
+def write_table_files(
+    tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = ""
+) -> None:
     """Write all tables to `name`.tex, the first to `name`.csv, the second to `name`-2.csv, and so on.
 
     Files of a former drawing are replaced or removed.

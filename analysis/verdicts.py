@@ -38,14 +38,14 @@ COLUMNS = (
 ItemVerdict = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
-def verdicts_table(rows: Iterable[ItemVerdict], together: bool = False) -> Table:
+def verdicts_table(rows: Iterable[ItemVerdict], *, shows_adjusted_words: bool = False) -> Table:
     """Return a table of verdicts: the word, the claim, both numbers.
 
-    The scale is a letter, which the title explains, or `scales_table` where there are several items.
+    The scale is a letter, which the title explains, or `scale_letters_table` where there are several items.
 
     Args:
         rows: the verdicts, by their items.
-        together: also tell which word is left of those that fall when these are tested together.
+        shows_adjusted_words: also tell which word is left of those that fall when these are tested together.
     """
     rows = list(rows)
     letters = _letter_by_scale(rows)
@@ -55,22 +55,22 @@ def verdicts_table(rows: Iterable[ItemVerdict], together: bool = False) -> Table
             "all together": adjusted_word if adjusted_word != verdict.word else "",
             "item": item,
             "claim": verdict.claim.text,
-            "paper": published_text(verdict.claim),
-            "ours": measured_text(verdict),
+            "paper": paper_value_text(verdict.claim),
+            "ours": our_value_text(verdict),
             "because": verdict.explanation,
             "scale": letters.get(verdict.scale, ""),
         }
         for (item, verdict), adjusted_word in zip(rows, holm_adjusted_words(rows), strict=True)
     ]
     are_several = len({item for item, _ in rows}) > 1
-    is_shown = {"all together": together, "item": are_several, "scale": bool(letters)}
+    is_shown = {"all together": shows_adjusted_words, "item": are_several, "scale": bool(letters)}
     columns = ("verdict", "all together", "item", "claim", "paper", "ours", "because", "scale")
     shown = [name for name in columns if is_shown.get(name, True)]
     title = ". ".join(f"{letter}: {scale}" for scale, letter in letters.items())
     return Table("" if are_several else title, pd.DataFrame(lines, columns=shown))
 
 
-def scales_table(rows: Iterable[ItemVerdict]) -> Table:
+def scale_letters_table(rows: Iterable[ItemVerdict]) -> Table:
     """Return a table that explains the letters of scales in `verdicts_table`."""
     lines = [{"scale": letter, "what is": scale} for scale, letter in _letter_by_scale(rows).items()]
     return Table("", pd.DataFrame(lines, columns=["scale", "what is"]))
@@ -86,7 +86,7 @@ def _letter_by_scale(rows: Iterable[ItemVerdict]) -> dict[str, str]:
     return letters
 
 
-class TestedWord(Protocol):
+class TestedVerdict(Protocol):
     """A verdict's word with its p-value."""
 
     @property
@@ -98,7 +98,7 @@ class TestedWord(Protocol):
         ...
 
 
-def holm_adjusted_words(rows: Iterable[tuple[str, TestedWord]]) -> list[VerdictWord]:
+def holm_adjusted_words(rows: Iterable[tuple[str, TestedVerdict]]) -> list[VerdictWord]:
     """Return the word of each that remains when all are tested together (Holm 1979).
 
     Of several that are decided, one in twenty would else be wrong. What does not remain is inconclusive.
@@ -115,7 +115,7 @@ def holm_adjusted_words(rows: Iterable[tuple[str, TestedWord]]) -> list[VerdictW
     return words
 
 
-def count_words(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
+def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
     """Return how often each word was reached; a group counts once, with its least favourable word.
 
     Experiments of different scale are different evidence, also on one cause.
@@ -129,12 +129,12 @@ def count_words(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
     return {word: counts[word] for word in VERDICT_WORDS if counts[word]}
 
 
-def counts_table(rows: Iterable[ItemVerdict]) -> Table:
-    """Return a table of `count_words`, with a column for each word."""
-    return Table("", pd.DataFrame([count_words(rows)]))
+def causes_by_word_table(rows: Iterable[ItemVerdict]) -> Table:
+    """Return a table of `count_causes_by_word`, with a column for each word."""
+    return Table("", pd.DataFrame([count_causes_by_word(rows)]))
 
 
-def verdicts_page(rows: Sequence[ItemVerdict]) -> str:
+def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
     """Return the page of all verdicts in Markdown: counts of each word, judged claims, then the others."""
     judged = [(item, verdict) for item, verdict in rows if verdict.word not in UNDECIDED]
     others = [(item, verdict) for item, verdict in rows if verdict.word in UNDECIDED]
@@ -144,11 +144,11 @@ def verdicts_page(rows: Sequence[ItemVerdict]) -> str:
         "in [figures](figures), says machine, data and how each number was read; "
         "[verdicts.csv](verdicts.csv) has the same as data. *All together*: the word that is left when all "
         "are tested at once (Holm's correction), where that is another.\n\n"
-        f"{counts_table(rows).to_markdown()}\n## Judged\n\n"
-        f"{verdicts_table(judged, together=True).to_markdown()}\n"
-        f"### Their scales\n\n{scales_table(judged).to_markdown()}\n"
+        f"{causes_by_word_table(rows).to_markdown()}\n## Judged\n\n"
+        f"{verdicts_table(judged, shows_adjusted_words=True).to_markdown()}\n"
+        f"### Their scales\n\n{scale_letters_table(judged).to_markdown()}\n"
         f"## Not comparable, or not run\n\n{verdicts_table(others).to_markdown()}\n"
-        f"### The scales of these\n\n{scales_table(others).to_markdown()}"
+        f"### The scales of these\n\n{scale_letters_table(others).to_markdown()}"
     )
 
 
@@ -178,13 +178,13 @@ def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
                 "p_value": f"{verdict.p_value:.2g}" if verdict.word in DECISIVE else "",
                 "scale": verdict.scale,
                 "reason": "; ".join(filter(None, (verdict.reason, verdict.horizon))),
-                "launches": verdict.launches,
-                "occasions": verdict.occasions,
-                "link_asked_gbit_s": _number_cell(verdict.link_asked),
-                "link_found_gbit_s": _number_cell(verdict.link_found),
-                "rule": verdict.rule,
-                "registered": REGISTRATION_WORDS[verdict.registered],
-                "chance": _number_cell(verdict.chance),
+                "launches": verdict.num_launches,
+                "occasions": verdict.num_occasions,
+                "link_asked_gbit_s": _number_cell(verdict.link_asked_gbit_s),
+                "link_found_gbit_s": _number_cell(verdict.link_found_gbit_s),
+                "rule": verdict.rule_digest,
+                "registered": REGISTRATION_WORDS[verdict.is_rule_registered],
+                "chance": _number_cell(verdict.chance_percent),
                 "group": claim.group,
             }
         )
@@ -193,7 +193,7 @@ def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
     return text
 
 
-def notes_markdown(verdicts: Sequence[Verdict]) -> str:
+def claim_notes_markdown(verdicts: Sequence[Verdict]) -> str:
     """Return a Markdown list of where each number was read, when the claim holds and why."""
     return "".join(f"- {verdict.claim.text}: {claim_note(verdict.claim)}\n" for verdict in verdicts)
 
@@ -201,10 +201,10 @@ def notes_markdown(verdicts: Sequence[Verdict]) -> str:
 def claim_note(claim: Claim) -> str:
     """Return where a claim's number was read, when the claim holds and why."""
     revised = f" Revised {claim.revised}." if claim.revised else ""
-    return f"{claim.source}. {band_text(claim)} {claim.reason}{revised}"
+    return f"{claim.source}. {claim_band_text(claim)} {claim.reason}{revised}"
 
 
-def published_text(claim: Claim) -> str:
+def paper_value_text(claim: Claim) -> str:
     """Return the paper's value as it was published, with its unit."""
     if claim.stated:
         return claim.stated
@@ -213,7 +213,7 @@ def published_text(claim: Claim) -> str:
     return claim.paper or ABSENT
 
 
-def measured_text(verdict: Verdict) -> str:
+def our_value_text(verdict: Verdict) -> str:
     """Return our value, its interval and n; what was simulated or put together is marked."""
     ours = verdict.ours
     if ours is None or math.isnan(ours.value):
@@ -226,9 +226,9 @@ def measured_text(verdict: Verdict) -> str:
     return f"{text} (n = {format_count(ours.n, ours.sample_kind)}{kinds})"
 
 
-def band_text(claim: Claim) -> str:
+def claim_band_text(claim: Claim) -> str:
     """Return the band in which the claim holds, and for which machine, in words."""
-    band = claim.band().text(claim.unit)
+    band = claim.band().holds_sentence(claim.unit)
     hardware = describe_required_hardware(claim)
     return f"{band} About {hardware} only." if hardware else band
 

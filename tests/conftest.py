@@ -64,10 +64,10 @@ MEMORY_BYTES = 4 * 10**9  # that all tests leave there at most
 @pytest.fixture(autouse=True)
 def rules_are_registered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented records count as begun under the rules of today, but where registering is what is tested."""
-    from analysis.evidence import Evidence
+    from analysis.evidence import ClaimEvidence
 
     if request.node.get_closest_marker("registering") is None:
-        monkeypatch.setattr(Evidence, "is_registered", lambda *_: True)
+        monkeypatch.setattr(ClaimEvidence, "has_rule_registered", lambda *_: True)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsify
-from analysis.verdicts import verdicts_csv, verdicts_page
+from analysis.verdicts import verdicts_csv, verdicts_page_markdown
 from experiments import commands, figures
 from experiments.commands._findings import load_findings
 from experiments.commands.collect import (
@@ -150,7 +150,7 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     shown = README.partition(README_BEGIN)[2].partition(README_END)[0]
     assert shown.strip() == readme_verdicts_markdown(rows).strip()
     assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
-    assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
+    assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page_markdown(rows)
 
 
 def test_the_findings_are_those_of_the_report() -> None:

@@ -17,8 +17,8 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean
 from analysis.times.exchange_rounds import step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
-    all_seeds_reach,
     crossing_by_seed,
+    is_reached_by_all_seeds,
     seconds_to_target,
     speedup_to_target,
 )
@@ -70,15 +70,15 @@ class Cell:
         return self.minutes.value if self.minutes else np.inf
 
 
-def target_loss_by_task_and_workers(baseline: EntryFile, share: float) -> TargetLosses:
-    """Return the highest loss that a seed of the baseline has at this share of its budget."""
+def target_loss_by_task_and_workers(baseline: EntryFile, budget_share: float) -> TargetLosses:
+    """Return the highest loss that a seed of the baseline has at this share of its budget of epochs."""
     epochs = baseline.frames.epochs
     losses: dict[str, dict[int, float]] = {}
     for name, task in baseline.statement.tasks.items():
         losses[name] = {}
         for workers, keys in task.trainings.items():
             trained = epochs[epochs["key"].isin(keys)]
-            number = round(share * int(trained["epoch"].max()))
+            number = round(budget_share * int(trained["epoch"].max()))
             losses[name][workers] = float(trained.loc[trained["epoch"] == number, LOSS_COLUMN].max())
     return losses
 
@@ -152,11 +152,11 @@ def _evaluate_cell(
 
 def _cell_word(crossings: CrossingBySeed, speedup: Estimate | None) -> CellWord:
     """Return the rule's word: only an interval that excludes 1 says faster or slower."""
-    if not all_seeds_reach(crossings):
+    if not is_reached_by_all_seeds(crossings):
         return "misses the target"
     if speedup is None:
         return "not timed"
-    position = FASTER.position(speedup)
+    position = FASTER.interval_position(speedup)
     if position == "across a limit":
         return "inconclusive"
     return "faster" if position == "inside" else "slower"
@@ -201,7 +201,7 @@ def _sent_mb(frames: Frames, keys: Sequence[str], crossings: CrossingBySeed) -> 
     if per_step is None:
         return None
     steps = float(runs["steps_total"].mean())
-    if all_seeds_reach(crossings):
+    if is_reached_by_all_seeds(crossings):
         steps = float(np.mean([crossing.first_at for crossing in crossings.values()]))
     return per_step * steps * MEGA
 
@@ -217,7 +217,7 @@ def aggregate_column(
 
 
 class ComposedTimeCheck(NamedTuple):
-    """A training in real time beside what was composed for it."""
+    """The minutes that a training took in real time, beside those composed of steps and mean step time."""
 
     entry: str
     task: str
@@ -250,7 +250,7 @@ def compare_composed_times(entry: EntryFile, cells: Sequence[Cell]) -> list[Comp
 
 
 def select_and_sort_table_cells(cells: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
-    """Return the rows of one table: the baseline first, then by speedup; entries without one stand last."""
+    """Return the cells of one table: the baseline first, then by speedup; entries without one stand last."""
 
     def rank(cell: Cell) -> tuple[bool, bool, float]:
         is_missing = cell.word in ("misses the target", "not timed")

@@ -28,7 +28,7 @@ from analysis.benchmark.files import EntryFile
 from analysis.pictures import style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
 from analysis.report.pages import SOURCE_FOLDER as REPORT
-from analysis.site import NavigationLink, Site
+from analysis.site import NavigationLink, StaticSite
 
 SOURCE_FOLDER = Path(__file__).parent
 TEMPLATES = SOURCE_FOLDER / "templates"
@@ -51,7 +51,7 @@ class LinkDescription(NamedTuple):
 
     name: str
     about: str  # what was asked for, and whose it is
-    found: str  # by probes
+    probed: str  # what probes found
 
 
 class EntryClaimRow(NamedTuple):
@@ -71,7 +71,7 @@ class TaskDescription(NamedTuple):
 
 
 class BenchmarkPagesContent(NamedTuple):
-    """All that the pages show."""
+    """The content of the benchmark's pages: entries with their cells, and texts."""
 
     tier: str
     version: int
@@ -86,8 +86,8 @@ class BenchmarkPagesContent(NamedTuple):
     notes: Sequence[str] = ()  # on what could not be shown
 
 
-def write_pages(folder: Path, content: BenchmarkPagesContent) -> Path:
-    """Write all pages, and return the path of the first one.
+def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) -> Path:
+    """Replace the folder by the benchmark's pages, and return the path of the first one.
 
     Raises:
         ValueError: the folder holds something else.
@@ -112,7 +112,7 @@ def write_pages(folder: Path, content: BenchmarkPagesContent) -> Path:
         "brief": lambda value: "" if value is None else format_brief(value),
         "number": format_number,
     }
-    site = Site(
+    site = StaticSite(
         folder,
         TEMPLATES,
         "Benchmark",
@@ -130,8 +130,8 @@ def write_pages(folder: Path, content: BenchmarkPagesContent) -> Path:
     site.write_page("cells", cells=_sort_cells(content.cells))
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     site.write_page("rules", text=Markup(markdown.render(_strip_links(content.rules))))
-    known: list[tuple[str, str]] = msgspec.yaml.decode((SOURCE_FOLDER / "words.yaml").read_bytes())
-    site.write_page("words", known=known)
+    meanings: list[tuple[str, str]] = msgspec.yaml.decode((SOURCE_FOLDER / "words.yaml").read_bytes())
+    site.write_page("words", meanings=meanings)
     counts: dict[str, dict[str, int]] = {}
     for link in content.links:
         words = Counter(cell.word for cell in content.cells if cell.link == link.name)
@@ -154,7 +154,7 @@ def _sort_cells(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.link, cell.task, cell.workers, cell.word != "baseline"))
 
 
-def _write_link_page(site: Site, content: BenchmarkPagesContent, link: LinkDescription) -> None:
+def _write_link_page(site: StaticSite, content: BenchmarkPagesContent, link: LinkDescription) -> None:
     """Write a link's page and picture."""
     cells = [cell for cell in content.cells if cell.link == link.name]
     timed = [cell for cell in cells if cell.step_ms and cell.loss]
@@ -167,22 +167,23 @@ def _write_link_page(site: Site, content: BenchmarkPagesContent, link: LinkDescr
     tables = []
     for task in content.tasks:
         for workers in content.workers:
-            if rows := select_and_sort_table_cells(cells, task.name, workers, link.name):
+            rows = select_and_sort_table_cells(cells, task.name, workers, link.name)
+            if rows:
                 tables.append((task, workers, rows))
     site.write_page("link", page, link=link, tables=tables, pictured=bool(timed))
 
 
-def _write_entry_page(site: Site, content: BenchmarkPagesContent, entry: EntryFile) -> None:
+def _write_entry_page(site: StaticSite, content: BenchmarkPagesContent, entry: EntryFile) -> None:
     """Write an entry's card."""
     statement = entry.statement
     site.write_page(
         "entry",
         f"entry-{statement.name}",
-        said=statement,
+        statement=statement,
         cells=_sort_cells([cell for cell in content.cells if cell.entry == statement.name]),
         facts={name: _task_facts(entry, name) for name in statement.tasks},
-        tried={name: _tried_rates_text(entry, name) for name in statement.tasks},
-        claimed=content.claims_by_entry.get(statement.name, ()),
+        tried_rates={name: _tried_rates_text(entry, name) for name in statement.tasks},
+        claims=content.claims_by_entry.get(statement.name, ()),
     )
 
 
@@ -191,7 +192,8 @@ def _task_facts(entry: EntryFile, task: str) -> dict[str, float | None]:
     statement = entry.statement.tasks[task]
     fewest = min(statement.trainings)
     keys = statement.trainings[fewest]
-    runs, epochs = entry.frames.runs, entry.frames.epochs
+    runs = entry.frames.runs
+    epochs = entry.frames.epochs
     trained = runs[runs["key"].isin(keys)]
     launched = [
         key for links in statement.launches.values() for launches in links.values() for key in launches
@@ -209,7 +211,8 @@ def _task_facts(entry: EntryFile, task: str) -> dict[str, float | None]:
 
 def _tried_rates_text(entry: EntryFile, task: str) -> str:
     """Return the range of the learning rates that were tried, and whether the best lies at its end."""
-    statement, runs = entry.statement.tasks[task], entry.frames.runs
+    statement = entry.statement.tasks[task]
+    runs = entry.frames.runs
     rates = runs.loc[runs["key"].isin([trial.key for trial in statement.trials]), "task.lr"].astype(float)
     ends = {float(rates.min()): "lowest", float(rates.max()): "highest"}
     at_end = f"; it is the {ends[statement.lr]} of them" if statement.lr in ends else ""
@@ -217,7 +220,7 @@ def _tried_rates_text(entry: EntryFile, task: str) -> str:
 
 
 def entry_method_style(name: str, place: int) -> style.MethodStyle:
-    """Return an entry's look: the method's in all figures, else one that its place gives."""
+    """Return an entry's style: the method's in all figures, else one by its place among other entries."""
     if name in METHODS_WITH_STYLE:
         return style.method_style(name)._replace(label=name)
     return style.MethodStyle(

@@ -113,7 +113,7 @@ def method_style(method: str) -> MethodStyle:
 
 
 def save_png_pdf_svg(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `name`.png, .pdf and .svg, and return the path of the first; a figure always gives the same bytes."""
+    """Write `name`.png, .pdf and .svg, and return the path of the PNG; a figure always gives equal bytes."""
     import matplotlib  # as above
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,23 +8,23 @@ makes the tables again from a clone.
 from __future__ import annotations
 
 from analysis.published.tables import (
-    column_by_machine,
-    decay_epochs,
+    epoch_column_per_machine,
     epoch_table,
     iteration_table,
     job_table,
-    mean_and_range,
+    learning_rate_decay_epochs,
+    mean_and_range_over_columns,
     mean_and_range_over_machines,
     window_table,
 )
 
 __all__ = [
-    "column_by_machine",
-    "decay_epochs",
+    "epoch_column_per_machine",
     "epoch_table",
     "iteration_table",
     "job_table",
-    "mean_and_range",
+    "learning_rate_decay_epochs",
+    "mean_and_range_over_columns",
     "mean_and_range_over_machines",
     "window_table",
 ]

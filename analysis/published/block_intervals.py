@@ -93,7 +93,7 @@ def _whiten(series: np.ndarray, r: np.ndarray) -> np.ndarray:
     return np.concatenate([first, steps / np.sqrt(1 - r**2)], axis=1)
 
 
-def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Estimate:
+def combine_independent_estimates(statistic: Callable[..., float], *values: Estimate) -> Estimate:
     """Return a statistic of estimates, with an interval from theirs.
 
     The squares of what each estimate moves it by add up. This is MOVER (Zou and Donner 2008,

@@ -30,7 +30,7 @@ FIRST_WINDOW_ITERATIONS, WINDOW_ITERATIONS = (
 LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
 
 
-class Job(NamedTuple):
+class JobFacts(NamedTuple):
     """Facts of a job that its logs do not state, or not in one place."""
 
     gpu: str
@@ -42,15 +42,15 @@ class Job(NamedTuple):
 # The first five match the paper's speeds to every digit. GPU and link of the others are inferred: by their
 # times of FP and BP, those of 129436 and 129435 resemble the V100's; links by the number of NCCL's channels.
 JOBS = {
-    130673: Job("A100", "NVLink", 8, "dense"),
-    130672: Job("A100", "NVLink", 8, "topk"),
-    130675: Job("A100", "NVLink", 8, "randomk"),
-    130263: Job("V100", "NVLink", 8, "dense"),
-    130264: Job("V100", "NVLink", 8, "topk"),
-    129436: Job("not named", "NVLink (inferred)", 4, "dense"),
-    129435: Job("not named", "NVLink (inferred)", 4, "topk"),
-    129440: Job("not named", "PCIe (inferred)", 4, "dense"),
-    129439: Job("not named", "PCIe (inferred)", 4, "topk"),
+    130673: JobFacts("A100", "NVLink", 8, "dense"),
+    130672: JobFacts("A100", "NVLink", 8, "topk"),
+    130675: JobFacts("A100", "NVLink", 8, "randomk"),
+    130263: JobFacts("V100", "NVLink", 8, "dense"),
+    130264: JobFacts("V100", "NVLink", 8, "topk"),
+    129436: JobFacts("not named", "NVLink (inferred)", 4, "dense"),
+    129435: JobFacts("not named", "NVLink (inferred)", 4, "topk"),
+    129440: JobFacts("not named", "PCIe (inferred)", 4, "dense"),
+    129439: JobFacts("not named", "PCIe (inferred)", 4, "topk"),
 }
 
 SECONDS_PATTERN = r"(\d+\.\d+)"
@@ -92,7 +92,7 @@ class LoggedTraining:
     input_s: list[float]
     epochs: list[tuple[float, ...]]  # epoch, lr, loss, top-1, top-5 (%)
 
-    def windows(self) -> pd.DataFrame:
+    def window_table(self) -> pd.DataFrame:
         """Return a row per window: its number, the number of iterations until its end, and its `ms`."""
         numbers = np.arange(len(self.window_s))
         milliseconds = np.round(1e3 * np.array(self.window_s), 3)
@@ -100,14 +100,14 @@ class LoggedTraining:
         table: pd.DataFrame = pd.DataFrame({"window": numbers, "until": until, "ms": milliseconds})
         return table
 
-    def means(self, job: Job) -> dict[str, float]:
+    def mean_speed_and_times(self, job: JobFacts) -> dict[str, float]:
         """Return samples/s of all workers, which is the mean of the logged speeds; FP, BP and input in ms."""
         phases = {"fp_ms": self.forward_s, "bp_ms": self.backward_s, "io_ms": self.input_s}
         times = {name: round(1e3 * float(np.mean(seconds)), 3) for name, seconds in phases.items()}
         return {"samples_per_s": round(job.workers * float(np.mean(self.speeds)), 2), **times}
 
 
-def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
+def read_training_log(path: Path, job: JobFacts, batch: int = 128) -> LoggedTraining:
     """Read topk.e<job>.
 
     Raises:
@@ -145,7 +145,7 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     )
 
 
-def read_iterations(path: Path, job: Job) -> pd.DataFrame:
+def read_iteration_log(path: Path, job: JobFacts) -> pd.DataFrame:
     """Read topk.o<job>: a row per iteration, in microseconds over the ranks, and how many waited long.
 
     All ranks end compression before one ends communication, and print in one order or another. Where lines of

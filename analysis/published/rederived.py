@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.published.block_intervals import JackknifeParts, leave_one_block_out_sums
 from analysis.published.log_files import JOBS, WINDOW_ITERATIONS
-from analysis.published.tables import job_iterations, job_table
+from analysis.published.tables import iteration_table_of_job, job_table
 from analysis.published.validation_free import SETTLED_FROM_ITERATION
 
 BATCH_PER_WORKER = 128
@@ -47,12 +47,12 @@ class JobSums(NamedTuple):
 
 
 @functools.cache
-def job_sums(job: int, loop_starts: bool = True) -> JobSums:
+def job_sums(job: int, with_loop_starts: bool = True) -> JobSums:
     """Return the sums behind all that follows, made once per job.
 
     Args:
         job: its number.
-        loop_starts: with loops' first iterations.
+        with_loop_starts: with loops' first iterations.
     """
     table = settled_iterations(job)
     workers = JOBS[job].workers
@@ -61,7 +61,7 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
     least = table["comm_min_ms"].to_numpy()
     select = np.nan_to_num(table["comp_mean_ms"].to_numpy())
     late = np.nan_to_num(table["comp_max_ms"].to_numpy()) - select
-    ordinary = (~stall & (loop_starts | ~is_first_of_loop(table))).astype(float)
+    ordinary = (~stall & (with_loop_starts | ~is_first_of_loop(table))).astype(float)
     long_wait = (workers * mean - least) / (workers - 1)
     quantities = (1.0, mean, least, select, late, late**2, late * mean, mean**2)
     columns = [*(ordinary * quantity for quantity in quantities), stall.astype(float), stall * long_wait]
@@ -70,7 +70,7 @@ def job_sums(job: int, loop_starts: bool = True) -> JobSums:
 
 def settled_iterations(job: int) -> pd.DataFrame:
     """Return the rows of `iteration_table` from the 100th iteration on."""
-    table = job_iterations(job)
+    table = iteration_table_of_job(job)
     settled: pd.DataFrame = table[table["iteration"] >= SETTLED_FROM_ITERATION]
     return settled
 
@@ -83,12 +83,12 @@ def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
     return (table["iteration"] % WINDOW_ITERATIONS == 0).to_numpy()
 
 
-def communication_ms(job: int) -> JackknifeParts:
+def mean_communication_ms(job: int) -> JackknifeParts:
     """Return mean milliseconds of communication over ranks, without stalls."""
     return job_sums(job).wait / job_sums(job).ordinary
 
 
-def last_rank_ms(job: int) -> JackknifeParts:
+def last_rank_communication_ms(job: int) -> JackknifeParts:
     """Return communication of the rank that comes last and waits for nobody: about what sending takes."""
     return job_sums(job).least / job_sums(job).ordinary
 
@@ -98,12 +98,12 @@ def mean_waiting_share(job: int) -> JackknifeParts:
     return 1 - job_sums(job).least / job_sums(job).wait
 
 
-def compression_ms(job: int) -> JackknifeParts:
+def mean_compression_ms(job: int) -> JackknifeParts:
     """Return milliseconds of compression in an iteration, mean over ranks."""
     return job_sums(job).select / job_sums(job).ordinary
 
 
-def lateness_ms(job: int) -> JackknifeParts:
+def mean_lateness_ms(job: int) -> JackknifeParts:
     """Return milliseconds by which the last rank selects longer than the mean."""
     return job_sums(job).late / job_sums(job).ordinary
 
@@ -116,12 +116,12 @@ class LatenessLine(NamedTuple):
     correlation: JackknifeParts
 
 
-def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
+def fit_lateness_line(job: int, with_loop_starts: bool = True) -> LatenessLine:
     """Return the line of waiting over lateness.
 
     If selection alone made ranks late, it would have slope 1 from the time of sending.
     """
-    sums = job_sums(job, loop_starts)
+    sums = job_sums(job, with_loop_starts)
     late = sums.late / sums.ordinary
     wait = sums.wait / sums.ordinary
     covariance = sums.late_wait / sums.ordinary - late * wait
@@ -131,12 +131,12 @@ def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
     return LatenessLine(slope, wait - slope * late, covariance / np.sqrt(late_variance * wait_variance))
 
 
-def stall_ms(job: int) -> JackknifeParts:
+def mean_stall_ms(job: int) -> JackknifeParts:
     """Return the time by which a validation lengthens its iteration.
 
     The wait of other ranks for rank 0 less an ordinary wait.
     """
-    return job_sums(job).stall_wait / job_sums(job).stalls - communication_ms(job)
+    return job_sums(job).stall_wait / job_sums(job).stalls - mean_communication_ms(job)
 
 
 def published_iteration_ms(job: int) -> float:
@@ -145,20 +145,22 @@ def published_iteration_ms(job: int) -> float:
     return float(1e3 * BATCH_PER_WORKER * row["workers"] / row["samples_per_s"])
 
 
-class FilteredMeans(NamedTuple):
+class FilteredCommunicationMeans(NamedTuple):
     """Mean communication over ranks and iterations, ms, under either of the authors' filters."""
 
-    sparse: float
-    dense: float  # at least so much: ranks other than the last may have been below its limit as well
+    sparse_filter_ms: float
+    dense_filter_ms: (
+        float  # at least so much: ranks other than the last may have been below its limit as well
+    )
 
 
 @functools.cache
-def filtered_communication_ms(job: int) -> FilteredMeans:
+def filtered_communication_ms(job: int) -> FilteredCommunicationMeans:
     """Return means over all iterations from the first, as the authors counted.
 
     Both filters leave out what is above 1 s.
     """
-    table = job_iterations(job)
+    table = iteration_table_of_job(job)
     workers = JOBS[job].workers
     is_stall = table["long_waits"] > 0
     least = table["comm_min_ms"]
@@ -166,10 +168,10 @@ def filtered_communication_ms(job: int) -> FilteredMeans:
     count = np.where(is_stall, 1, workers).sum()
     is_dropped = least < DENSE_FILTER_MS
     dense = (total - least[is_dropped].sum()) / (count - is_dropped.sum())
-    return FilteredMeans(sparse=float(total / count), dense=float(dense))
+    return FilteredCommunicationMeans(sparse_filter_ms=float(total / count), dense_filter_ms=float(dense))
 
 
-class LinkChange(NamedTuple):
+class NVLinkToPCIeChange(NamedTuple):
     """Milliseconds from the node with NVLink to the one with PCIe, 4 workers.
 
     Of jobs whose logs have no iterations.
@@ -180,16 +182,16 @@ class LinkChange(NamedTuple):
     iteration_factor: float
 
 
-def link_change(method: str) -> LinkChange:
+def nvlink_to_pcie_change(method: str) -> NVLinkToPCIeChange:
     """Return how times change from NVLink to PCIe; validation is in all of them."""
     nvlink, pcie = (JOB_BY_LINK_AND_METHOD[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
     before = published_iteration_ms(nvlink)
     after = published_iteration_ms(pcie)
     table = job_table().set_index("job")
     computing = table["fp_ms"] + table["bp_ms"]
-    return LinkChange(after - before, float(computing[pcie] - computing[nvlink]), after / before)
+    return NVLinkToPCIeChange(after - before, float(computing[pcie] - computing[nvlink]), after / before)
 
 
-def samples_per_s(iteration_ms: float) -> float:
+def samples_per_s_of_8_workers(iteration_ms: float) -> float:
     """Return samples per second of 8 workers."""
     return 1e3 * 8 * BATCH_PER_WORKER / iteration_ms

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.published.log_files import JOBS, read_iterations, read_training
+from analysis.published.log_files import JOBS, read_iteration_log, read_training_log
 from analysis.records import schema
 from analysis.records.files import (
     DamagedFileError,
@@ -77,14 +77,14 @@ def iteration_table() -> pd.DataFrame:
     return table
 
 
-def job_iterations(job: int) -> pd.DataFrame:
+def iteration_table_of_job(job: int) -> pd.DataFrame:
     """Return the rows of `iteration_table` of one job."""
     table = _iterations_in_ms()
     rows: pd.DataFrame = table[table["job"] == job]
     return rows
 
 
-def column_by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
+def epoch_column_per_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
     """Return `column` of `epoch_table`, with a row per epoch and a column per machine.
 
     Empty where the method did not run.
@@ -101,10 +101,10 @@ def mean_and_range_over_machines(method: str, column: str = "top1", workers: int
 
     The range of two jobs is no interval of confidence.
     """
-    return mean_and_range(column_by_machine(method, column, workers))
+    return mean_and_range_over_columns(epoch_column_per_machine(method, column, workers))
 
 
-def mean_and_range(table: pd.DataFrame) -> pd.DataFrame:
+def mean_and_range_over_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of `mean_and_range_over_machines` from one column per machine."""
     columns = {"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
     limits: pd.DataFrame = pd.DataFrame(columns)
@@ -114,14 +114,14 @@ def mean_and_range(table: pd.DataFrame) -> pd.DataFrame:
     return by_epoch
 
 
-def decay_epochs() -> list[int]:
+def learning_rate_decay_epochs() -> list[int]:
     """Return the epochs that ended with a smaller learning rate than the one before, the same in all jobs."""
     rates = epoch_table().pivot_table(index="epoch", columns="job", values="lr").dropna()
     fell = (rates.diff() < 0).all(axis=1)
     return [int(epoch) for epoch in fell.index[fell]]
 
 
-def read_logs(clone: Path) -> LoggedTables:
+def read_tables_from_logs(clone: Path) -> LoggedTables:
     """Return the tables from a clone of the authors' repository.
 
     Raises:
@@ -130,11 +130,11 @@ def read_logs(clone: Path) -> LoggedTables:
     rows = []
     tables_of_jobs = []
     for number, job in JOBS.items():
-        training = read_training(clone / "job" / f"topk.e{number}", job)
-        rows.append({"job": number, **job._asdict(), **training.means(job)})
+        training = read_training_log(clone / "job" / f"topk.e{number}", job)
+        rows.append({"job": number, **job._asdict(), **training.mean_speed_and_times(job)})
         epochs = pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"])
-        iterations = read_iterations(clone / "job" / f"topk.o{number}", job)
-        windows = training.windows()[: None if len(iterations) else 0]
+        iterations = read_iteration_log(clone / "job" / f"topk.o{number}", job)
+        windows = training.window_table()[: None if len(iterations) else 0]
         for table in (epochs, windows, iterations):
             table.insert(0, "job", number)
         tables_of_jobs.append((epochs, windows, iterations))
@@ -151,7 +151,7 @@ def write_tables(tables: LoggedTables, folder: Path) -> None:
     write_json(folder / DIGESTS, {"source": SOURCE, "files": files})
 
 
-def read_tables(folder: Path) -> LoggedTables:
+def read_verified_tables(folder: Path) -> LoggedTables:
     """Return the tables in `folder`.
 
     Raises:
@@ -163,7 +163,7 @@ def read_tables(folder: Path) -> LoggedTables:
     return LoggedTables(*(_decode_table(folder / _file_name(name), digests) for name in LoggedTables._fields))
 
 
-def find_differences(ours: LoggedTables, theirs: LoggedTables) -> list[str]:
+def find_table_differences(ours: LoggedTables, theirs: LoggedTables) -> list[str]:
     """Return a sentence on each table in which two disagree.
 
     Rounding by one in the last digit is no disagreement.
@@ -183,7 +183,7 @@ def find_differences(ours: LoggedTables, theirs: LoggedTables) -> list[str]:
 
 @functools.cache
 def _shipped_tables() -> LoggedTables:
-    return read_tables(FOLDER)
+    return read_verified_tables(FOLDER)
 
 
 @functools.cache

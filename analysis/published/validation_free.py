@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.published.log_files import JOBS
-from analysis.published.tables import job_iterations, window_table
-from analysis.stats import WINDOWS, Estimate, student_quantile
+from analysis.published.tables import iteration_table_of_job, window_table
+from analysis.stats import WINDOWS, Estimate, student_t_quantile
 
 # The first iterations are not counted: they warm up, and send more (density warm-up).
 SETTLED_FROM_ITERATION = 100
@@ -33,11 +33,11 @@ class StallLine(NamedTuple):
 
 def validation_free_step_ms(job: int) -> Estimate:
     """Return milliseconds of an iteration without validation."""
-    return stall_line(job).intercept_ms
+    return fit_job_stall_line(job).intercept_ms
 
 
 @functools.cache
-def stall_line(job: int) -> StallLine:
+def fit_job_stall_line(job: int) -> StallLine:
     """Return the line of a job's settled windows."""
     return fit_stall_line(*settled_windows(job))
 
@@ -49,8 +49,15 @@ def validation_free_windows_ms(job: int) -> np.ndarray:
     return free
 
 
-def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return of each window after the warm-up: its mean time of an iteration, and how much is a stall; ms.
+class SettledWindows(NamedTuple):
+    """The windows of a job after its warm-up, (n,) each."""
+
+    iteration_ms: np.ndarray  # mean time of an iteration
+    stall_ms: np.ndarray  # how much of it is a stall
+
+
+def settled_windows(job: int) -> SettledWindows:
+    """Return each window after the warm-up: its mean time of an iteration, and how much of it is a stall.
 
     A stall is by how much the ranks other than 0 waited longer than in an iteration without validation.
     """
@@ -58,7 +65,7 @@ def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
     windows = windows[windows["job"] == job]
     ends = windows["until"].to_numpy()
     starts = np.array([0, *ends[:-1]])
-    table = job_iterations(job)
+    table = iteration_table_of_job(job)
     workers = JOBS[job].workers
     is_stall = table["long_waits"] > 0
     ordinary = table.loc[~is_stall & (table["iteration"] >= SETTLED_FROM_ITERATION), "comm_mean_ms"].mean()
@@ -67,9 +74,7 @@ def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
     stalls = np.zeros(len(ends))
     np.add.at(stalls, np.searchsorted(ends, stalled["iteration"], side="right"), waits.to_numpy())
     is_settled = starts >= SETTLED_FROM_ITERATION
-    times_ms: np.ndarray = windows["ms"].to_numpy()
-    stalled_ms: np.ndarray = (stalls / (ends - starts))[is_settled]
-    return times_ms[is_settled], stalled_ms
+    return SettledWindows(windows["ms"].to_numpy()[is_settled], (stalls / (ends - starts))[is_settled])
 
 
 def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
@@ -93,7 +98,7 @@ def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
     leverage = np.einsum("ij,ji->i", design, solve)
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
-    half_widths = student_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
+    half_widths = student_t_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
     intercept_ms, slope = (
         Estimate(float(value), float(value - half_width), float(value + half_width), n, WINDOWS)
         for value, half_width in zip(coefficients, half_widths, strict=True)

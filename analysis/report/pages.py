@@ -6,8 +6,8 @@
     kept/                  what the next report need not make again
 
 Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
-text in them is escaped, by jinja2 in pages, by `render_data_script` in data, and the pages' scripts never make
-markup of a text.
+text in them is escaped, by jinja2 in pages, by `render_data_script` in data, and the pages' scripts never
+make markup of a text.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from analysis.report.runs import (
     SHIPPED,
     THIS_MACHINE,
     RunPage,
+    distinct_run_labels,
     list_settings_with_accuracy_points,
     phase_label_and_colours_by_name,
     run_table_columns,
-    distinct_run_labels,
 )
-from analysis.site import NavigationLink, Site
+from analysis.site import NavigationLink, StaticSite
 
 SOURCE_FOLDER = Path(__file__).parent
 NAVIGATION = [
@@ -67,7 +67,7 @@ FILE_KIND_TITLES = {
 SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-class ReportSite(Site):
+class ReportSite(StaticSite):
     """The report's folder, and how its pages are made."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,15 +102,15 @@ class ReportSite(Site):
             decisive=DECISIVE,
         )
 
-    def write_data(self, name: str, content: Any) -> Path:
-        """Write one script of data, which hands `content` to the page that loads it."""
+    def write_data_script(self, name: str, content: Any) -> Path:
+        """Write a script of data, which hands `content` to the page that loads it."""
         return self.write_file(f"{DATA}/{name}.js", render_data_script(name.rpartition("/")[2], content))
 
-    def clear_stale_files(self, unchanged: Collection[str] = ()) -> None:
-        """Empty the folder of what an earlier report left, and put the assets there.
+    def clear_stale_files_and_copy_assets(self, unchanged_page_ids: Collection[str] = ()) -> None:
+        """Remove the files that an earlier report left, and put the assets there.
 
         Args:
-            unchanged: the ids of runs whose pages' data stay.
+            unchanged_page_ids: of runs whose pages' data stay.
         """
         run_data = self.folder / DATA / RUN
         for part in PARTS:
@@ -121,45 +121,45 @@ class ReportSite(Site):
                 if stale.name != MARKER_FILE and not is_run_data:
                     remove_path(stale)
             (path / MARKER_FILE).touch()
-        unchanged_names = {f"{run}.js" for run in unchanged}
+        unchanged_names = {f"{page_id}.js" for page_id in unchanged_page_ids}
         for path in run_data.glob("*"):
             if path.name not in unchanged_names or not is_plain_file(path):
                 remove_path(path)
         shutil.copytree(SOURCE_FOLDER / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
-    def load_kept_from_last_report(self, name: str, made_from: str, kind: type[T]) -> T | None:
-        """Return what `store_for_next_report` kept; None where it was made from something else, or is not there."""
+    def load_kept_from_last_report(self, name: str, source_digest: str, kind: type[T]) -> T | None:
+        """Return what `store_for_next_report` kept; None where its source was another one, or without any."""
         try:
             kept = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MAX_LOG_BYTES))
-            is_same = isinstance(kept, dict) and kept.get("made_from") == made_from
+            is_same = isinstance(kept, dict) and kept.get("made_from") == source_digest
             return msgspec.convert(kept["content"], kind) if is_same else None
         except (OSError, ValueError, LookupError, RecursionError):  # not there, or not whole: made again
             return None
 
-    def store_for_next_report(self, name: str, made_from: str, content: Any) -> None:
+    def store_for_next_report(self, name: str, source_digest: str, content: Any) -> None:
         """Keep plain data for the next report, also where this one is stopped before it begins to write."""
         (self.folder / KEPT).mkdir(parents=True, exist_ok=True)
         (self.folder / KEPT / MARKER_FILE).touch()
-        self.write_file(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
+        self.write_file(f"{KEPT}/{name}.json", json.dumps({"made_from": source_digest, "content": content}))
 
-    def has_data_of_all_runs(self, runs: Collection[str]) -> bool:
-        """Return True where the data of these runs' pages are there."""
+    def has_data_of_all_runs(self, page_ids: Collection[str]) -> bool:
+        """Return True where the data of all these runs' pages are there."""
         folder = self.folder / DATA / RUN
         if not is_plain_folder(folder):
-            return not runs
-        return {f"{run}.js" for run in runs} <= {
+            return not page_ids
+        return {f"{page_id}.js" for page_id in page_ids} <= {
             path.name for path in folder.glob("*") if is_plain_file(path)
         }
 
-    def digest(self) -> str:
-        """Return a digest of all pages and data."""
+    def digest_pages_and_data(self) -> str:
+        """Return the SHA-256 of the names and contents of all pages and data."""
         hasher = hashlib.sha256()
         for path in sorted(path for part in (PAGES, DATA) for path in (self.folder / part).rglob("*.*")):
             hasher.update(path.name.encode() + path.read_bytes())
         return hasher.hexdigest()
 
 
-def write_pages(
+def write_report_pages(
     site: ReportSite,
     items: Sequence[ItemPage],
     methods: Sequence[MethodCard],
@@ -167,7 +167,9 @@ def write_pages(
     runs: Sequence[RunPage],
     findings: Sequence[Finding] = (),
 ) -> Path:
-    """Write all pages, once `ReportSite.write_data` has the data of each run's page; return the first page.
+    """Write all pages, and return the path of the first one.
+
+    The data of each run's page must have been written before, by `ReportSite.write_data_script`.
 
     Args:
         site: where to write; the data of a run's page are run/ID.
@@ -195,10 +197,10 @@ def write_pages(
     titles = {item.stem: item.title for item in items}
     site.write_page("verdicts", subfolder=PAGES, counts=counts, judged=adjusted, titles=titles)
     labels = distinct_run_labels(runs)
-    site.write_data("runs", run_table_columns(runs, labels))
-    site.write_data("methods", list_settings_with_accuracy_points(runs, labels))
-    site.write_data("looks", phase_label_and_colours_by_name())
-    site.write_data("figures", [_search_entry(item) for item in items])
+    site.write_data_script("runs", run_table_columns(runs, labels))
+    site.write_data_script("methods", list_settings_with_accuracy_points(runs, labels))
+    site.write_data_script("looks", phase_label_and_colours_by_name())
+    site.write_data_script("figures", [_search_entry(item) for item in items])
     for page in ("runs", "run", "compare"):
         site.write_page(page, subfolder=PAGES)
     site.write_page("methods", subfolder=PAGES, methods=methods)
@@ -211,7 +213,9 @@ def write_pages(
         rows=len(runs),
         notes=notes,
     )
-    site.write_data("written", site.digest())  # last, for pages that are open look at it, to be read again
+    site.write_data_script(
+        "written", site.digest_pages_and_data()
+    )  # last, for pages that are open look at it, to be read again
     return first
 
 

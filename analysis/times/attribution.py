@@ -25,7 +25,7 @@ REST = "rest"
 COMMUNICATION = ("wait", "transfer")
 
 
-def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
+def wait_s_by_step_and_cause(frames: Frames, key: str) -> pd.DataFrame | None:
     """Return a row per warm step, in seconds: `wait`, `transfer`, each of PHASES_BY_CAUSE and the REST.
 
     `wait` and `transfer` are means over ranks; a cause and the REST are what they add to the wait. A cause is
@@ -47,7 +47,7 @@ def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
     return table
 
 
-def explained_percent(
+def wait_percent_explained(
     frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)
 ) -> Estimate | None:
     """Return the percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
@@ -66,7 +66,7 @@ def explained_percent(
     return estimate_mean(100 * (share + deviations.to_numpy()), UNBOUNDED, sample_kind, 100 * share)
 
 
-def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+def mean_wait_ms_by_cause(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
     """Return mean milliseconds of the wait, and of what each cause and the rest add to it.
 
     Empty where phases were not timed one by one.
@@ -79,8 +79,8 @@ def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
 
 
 def _lateness_tables(frames: Frames, keys: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Return `lateness_by_cause` by the keys of runs whose phases were timed one by one."""
-    tables = {key: lateness_by_cause(frames, key) for key in keys}
+    """Return `wait_s_by_step_and_cause` by the keys of runs whose phases were timed one by one."""
+    tables = {key: wait_s_by_step_and_cause(frames, key) for key in keys}
     return {key: table for key, table in tables.items() if table is not None}
 
 

@@ -9,7 +9,7 @@ from analysis.records.frames import Frames, value_of_run
 from analysis.records.steps import warm_steps
 
 
-class StepSeconds(NamedTuple):
+class LaunchStepSeconds(NamedTuple):
     """Seconds of a method's steps in one launch."""
 
     local_s: float  # without an exchange; 0 where every step has one
@@ -25,7 +25,7 @@ class StepSeconds(NamedTuple):
 
 def step_seconds_by_launch(
     frames: Frames, keys: Sequence[str], exchanges_per_round: int = 1
-) -> dict[int, StepSeconds]:
+) -> dict[int, LaunchStepSeconds]:
     """Return the seconds of steps by launch: the median over blocks of their means.
 
     Workers end an exchange together, so that a mean over ranks is what each of them spends.
@@ -35,7 +35,7 @@ def step_seconds_by_launch(
         keys: of one method's launches.
         exchanges_per_round: of local steps.
     """
-    by_launch = dict[int, StepSeconds]()
+    by_launch = dict[int, LaunchStepSeconds]()
     for key in keys:
         steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
@@ -44,7 +44,7 @@ def step_seconds_by_launch(
             for chosen in (~is_exchange, is_exchange)
         )
         seed = int(value_of_run(frames, key, "seed"))
-        by_launch[seed] = StepSeconds(
+        by_launch[seed] = LaunchStepSeconds(
             0.0 if is_exchange.all() else local_s, exchanging_s, exchanges_per_round
         )
     return by_launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class TargetCrossing(NamedTuple):
 CrossingBySeed = Mapping[Any, TargetCrossing]
 
 
-def find_crossing(
+def find_target_crossing(
     steps: Iterable[float], values: Iterable[float], level: float, falls: bool = False
 ) -> TargetCrossing:
     """Return where values first are at least `level`, or at most where they fall."""
@@ -34,7 +34,12 @@ def find_crossing(
 
 
 def crossing_by_seed(
-    frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False, by: str = "step"
+    frames: Frames,
+    keys: Sequence[str],
+    column: str,
+    level: float,
+    falls: bool = False,
+    position_column: Literal["step", "wall_s"] = "step",
 ) -> dict[Any, TargetCrossing]:
     """Return the steps at which each training that validated reaches `level`, by seed.
 
@@ -44,7 +49,7 @@ def crossing_by_seed(
         column: of the epochs.
         level: the target.
         falls: the column falls, as losses do.
-        by: `wall_s` for the seconds that a training had spent in steps by then.
+        position_column: `wall_s` for the seconds that a training had spent in steps by then.
     """
     if not keys:
         return {}
@@ -56,11 +61,13 @@ def crossing_by_seed(
     for key in keys:
         validated = epochs[epochs["key"].eq(key)]
         if len(validated) or key in diverged:
-            crossings[seeds[key]] = find_crossing(validated[by], validated[column], level, falls)
+            crossings[seeds[key]] = find_target_crossing(
+                validated[position_column], validated[column], level, falls
+            )
     return crossings
 
 
-def all_seeds_reach(crossings: CrossingBySeed) -> bool:
+def is_reached_by_all_seeds(crossings: CrossingBySeed) -> bool:
     """Return True where there are seeds and every one reaches the target."""
     return bool(crossings) and all(np.isfinite(crossing.first_at) for crossing in crossings.values())
 
@@ -71,7 +78,7 @@ def seconds_to_target(crossings: CrossingBySeed, step_s: float) -> Estimate | No
     The interval is that over seeds, and begins as if each had got there right after the validation before:
     seeds that get there at the same validation are not alike for certain.
     """
-    if not all_seeds_reach(crossings):
+    if not is_reached_by_all_seeds(crossings):
         return None
     earliest = estimate_mean([crossing.last_before for crossing in crossings.values()], POSITIVE)
     latest = estimate_mean([crossing.first_at for crossing in crossings.values()], POSITIVE)

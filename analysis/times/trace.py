@@ -26,7 +26,7 @@ MAX_OVERLAP_NS = 100  # spans that overlap by less follow each other: stored tim
 TraceEvent = dict[str, Any]
 
 
-def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
+def build_perfetto_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
     """Return the trace of one run: of its key, or of the keys of variants that took turns in it.
 
     Raises:

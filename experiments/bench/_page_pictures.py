@@ -123,7 +123,7 @@ def floor_ratio_panel(
             place: dict[str, Any] = {"xytext": (4, 0), "ha": "left", "va": "center"}
             marks.annotate_above(axes, right_ends[name], index, text, color=colours[labelled_value], **place)
     axes.axvline(1, color=STYLES[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
-    plots.set_row_labels(axes, [STYLES[name].label for name in names])
+    plots.set_y_row_labels(axes, [STYLES[name].label for name in names])
     axes.set_xscale("log")
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(tick))
@@ -160,7 +160,7 @@ def cpu_over_ddp_panel(
         rounded = ratio._replace(value=float(f"{ratio.value:.3g}"))  # there is little room
         marks.draw_dot_with_interval(axes, names.index(row["row"]), rounded, look.marker, look.colour)
     axes.axvline(1, color=STYLES[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
-    plots.set_row_labels(axes, [STYLES[name].label for name in names])
+    plots.set_y_row_labels(axes, [STYLES[name].label for name in names])
     marks.set_log_factor_x_axis(axes)
     plots.finish_axes(axes, xlabel="CPU time / plain DDP", **axes_settings)
 

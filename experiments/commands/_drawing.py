@@ -187,15 +187,15 @@ def load_readable_figures() -> list[Figure]:
     return readable
 
 
-def redraw_recorded_figures(folders: ResultFolders, every_figure: Sequence[Figure]) -> RedrawResult:
+def redraw_recorded_figures(folders: ResultFolders, chosen_figures: Sequence[Figure]) -> RedrawResult:
     """Draw all profiles of these figures for which complete records are stored.
 
     A line is printed of each that can't be written.
     """
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
-    pictures = [(figure, profile) for figure in every_figure for profile in figure.profiles]
+    pictures = [(figure, profile) for figure in chosen_figures for profile in figure.profiles]
     records = (_return_os_error(find_figure_records, *picture, folders, shipped) for picture in pictures)
-    results = draw_in_parallel(pictures, records, folders.figures)
+    results = write_figures_in_parallel(pictures, records, folders.figures)
     drawn = list[RenderedFigure]()
     are_all_written = True
     for (figure, profile), result in zip(iterate_with_progress(pictures, "figures"), results, strict=True):
@@ -208,7 +208,7 @@ def redraw_recorded_figures(folders: ResultFolders, every_figure: Sequence[Figur
     return RedrawResult(drawn, are_all_written)
 
 
-def draw_in_parallel(
+def write_figures_in_parallel(
     pictures: Sequence[tuple[Figure, str]], records: Iterable[FigureRecords | OSError | None], folder: Path
 ) -> Iterator[RenderedFigure | OSError | None]:
     """Yield the rendered figures in their order, drawn on several cores.

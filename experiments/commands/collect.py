@@ -22,10 +22,10 @@ from analysis.records.steps import add_missing_outcomes
 from analysis.report.content import MARK_BY_WORD
 from experiments import figures
 from experiments.commands._drawing import (
-    draw_in_parallel,
     find_shipped_figure_records,
     load_readable_figures,
     select_rows_by_run_id,
+    write_figures_in_parallel,
 )
 from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress
@@ -107,7 +107,7 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
         pictures.append((figures.load(figures.item_of_file_prefix(prefix)), profile))
     pictures += [(figure, figures.PUBLISHED) for figure in load_figures_without_runs()]
     records = (find_shipped_figure_records(*picture, folders, shipped) for picture in pictures)
-    results = draw_in_parallel(pictures, records, index_folder)
+    results = write_figures_in_parallel(pictures, records, index_folder)
     for (figure, profile), rendered in zip(pictures, results, strict=True):
         if isinstance(rendered, OSError):
             raise rendered

@@ -16,7 +16,7 @@ from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
 from experiments.commands._arguments import Filters, parse_own_words
 from experiments.commands._messages import say
-from experiments.commands._run_table import filter_runs, load_all_runs, run_configs
+from experiments.commands._run_table import filter_runs, load_all_runs, parse_run_configs
 from experiments.commands._terminal import print_table
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
@@ -67,7 +67,9 @@ def _save_figure_file(name: str, comparison: Comparison, runs: pd.DataFrame) -> 
     ordered = runs.sort_values(order, kind="stable", na_position="first")
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    words = [compose.recover_run({"": config}, run_key(config)).to_words() for config in run_configs(ordered)]
+    words = [
+        compose.recover_run({"": config}, run_key(config)).to_words() for config in parse_run_configs(ordered)
+    ]
     return new.write_new_file(
         "figure", name, new.render_comparison_figure(name, comparison.title, words, axes)
     )
@@ -81,7 +83,9 @@ def _quality_column(runs: pd.DataFrame) -> str:
 
 def _find_only_axis(runs: pd.DataFrame, by: str) -> str:
     """Return the one leaf in which the runs differ besides `by` and the seed; refuse none and several."""
-    leaves = [leaf for leaf in select_distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
+    leaves = [
+        leaf for leaf in select_distinguishing_leaves(parse_run_configs(runs)) if leaf not in (by, "seed")
+    ]
     if len(leaves) == 1:
         return leaves[0]
     differing = ", ".join(leaves) if leaves else f"nothing but {by} and the seed"

@@ -151,6 +151,6 @@ def changed_code_files(attempt: Attempt) -> list[str]:
     methods = {variant["method"]["name"] for variant in (config, *configs_by_variant(config).values())}
     task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
-    return code_version.changed_sources(
+    return code_version.changed_measuring_files(
         attempt.manifest.get("sources", {}), {*methods, task, dataset_files.dataset_of_task(task), "digits"}
     )

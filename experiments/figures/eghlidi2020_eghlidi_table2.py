@@ -70,7 +70,7 @@ def table(frames: Frames) -> Table:
         {
             "method": LABELS[method],
             **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
-            "step": phase_time(frames, _keys(frames, method), "slowest", unit=1e3),
+            "step": phase_time(frames, _keys(frames, method), "slowest", units_per_second=1e3),
             "step / standard SGD": _step_ratio(frames, method),
         }
         for method in _measured_variants(frames)

@@ -62,7 +62,7 @@ def timed_run_keys(frames: Frames, method: str, elements: int) -> list[str]:
 
 def selection_ms(frames: Frames, method: str, elements: int) -> Estimate | None:
     """Return the milliseconds of adding gradient to residual, searching, and emptying the residual."""
-    return phase_time(frames, timed_run_keys(frames, method, elements), "select", unit=1e3)
+    return phase_time(frames, timed_run_keys(frames, method, elements), "select", units_per_second=1e3)
 
 
 @cache_by_frames

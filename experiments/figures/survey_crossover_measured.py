@@ -395,7 +395,7 @@ def table(frames: Frames) -> list[Table]:
                     "asked": 8e-9 / float(runs.runs[BETA_COLUMN].iloc[0]),
                     "found": median_found_gbit_s(runs),
                     "dense, overlapped": phase_time(
-                        runs, yoon2022.method_run_keys(runs, DENSE, MODE), "slowest", unit=1e3
+                        runs, yoon2022.method_run_keys(runs, DENSE, MODE), "slowest", units_per_second=1e3
                     ),
                     **{
                         f"{LOOKS[method].label} / dense": yoon2022.step_time_ratio_to_baseline(

@@ -19,8 +19,8 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, mean_c
 from analysis.tables import Table
 from analysis.times.time_to_target import (
     CrossingBySeed,
-    is_reached_by_all_seeds,
     crossing_by_seed,
+    is_reached_by_all_seeds,
     seconds_to_target,
     speedup_to_target,
 )
@@ -85,7 +85,7 @@ def target_top1_percent(frames: Frames, percent_of_dense: float = SHARE) -> floa
 def seconds_to_top1(frames: Frames, method: str, top1_percent: float) -> CrossingBySeed:
     """Return the seconds of steps until a validation first shows so many percent, by seed."""
     return crossing_by_seed(
-        frames, yoon2022.method_run_keys(frames, method), COLUMN, top1_percent, by="wall_s"
+        frames, yoon2022.method_run_keys(frames, method), COLUMN, top1_percent, position_column="wall_s"
     )
 
 
@@ -179,7 +179,8 @@ def facts(frames: Frames) -> dict[str, object]:
     never = text_template("survey.time-to-accuracy.never").format(who=captions.join_with_and(missing))
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
-        "link": ClaimEvidence(frames).link_text(), "share": format_number(SHARE), "target": format_brief(level),
+        "link": ClaimEvidence(frames).link_text(), "share": format_number(SHARE),
+        "target": format_brief(level),
         "never": never * bool(missing), "falls": captions.join_with_and(falls),
         "every": setting_values_text(frames, "train.validate_every"),
     }  # fmt: skip

@@ -78,7 +78,7 @@ def table(frames: Frames) -> Table:
 def typical_iteration_spans(frames: Frames, key: str) -> pd.DataFrame:
     """Return a typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
     spans = timeline.spans_of_run(frames, key)
-    return timeline.align_spans(spans[spans["step"] == timeline.find_typical_warm_step_with_spans(frames, key)])
+    return timeline.align_spans(spans[spans["step"] == timeline.find_typical_step_with_spans(frames, key)])
 
 
 def facts(frames: Frames) -> dict[str, str]:

@@ -13,12 +13,16 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.block_intervals import JackknifeParts, combine_independent_estimates, jackknife_estimate
+from analysis.published.block_intervals import (
+    JackknifeParts,
+    combine_independent_estimates,
+    jackknife_estimate,
+)
 from analysis.published.rederived import (
     JOB_BY_GPU_AND_METHOD,
+    fit_lateness_line,
     mean_communication_ms,
     mean_compression_ms,
-    fit_lateness_line,
 )
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
@@ -52,7 +56,7 @@ def published_ms_by_phase(gpu: str, method: str) -> dict[str, float]:
     """Return the parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
     communication = rederived.filtered_communication_ms(job)
-    wait = communication.dense if method == "dense" else communication.sparse
+    wait = communication.dense_filter_ms if method == "dense" else communication.sparse_filter_ms
     return _complete_parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
 
 
@@ -94,7 +98,9 @@ def _job_estimate(
     parts: Callable[[int], JackknifeParts], selecting: bool = False
 ) -> Callable[[int], Estimate | None]:
     """Return an estimate of each job; where it is about selecting, of those that select."""
-    return lambda job: jackknife_estimate(parts(job)) if mean_compression_ms(job)[0] or not selecting else None
+    return lambda job: (
+        jackknife_estimate(parts(job)) if mean_compression_ms(job)[0] or not selecting else None
+    )
 
 
 def _line_estimate(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
@@ -111,8 +117,10 @@ TIMES: dict[str, Callable[[int], Estimate | float | None]] = {
     "lateness of the last rank in it": _job_estimate(rederived.mean_lateness_ms, selecting=True),
     "communication without stalls": _job_estimate(mean_communication_ms),
     "of it the last rank's": _job_estimate(rederived.last_rank_communication_ms),
-    "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse,
-    "communication, dense filter, at least": lambda job: rederived.filtered_communication_ms(job).dense,
+    "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse_filter_ms,
+    "communication, dense filter, at least": (
+        lambda job: rederived.filtered_communication_ms(job).dense_filter_ms
+    ),
     "communication at no lateness": _line_estimate("intercept"),
     "the same without loops' first iterations": _line_estimate("intercept", loop_starts=False),
 }
@@ -133,8 +141,10 @@ def facts(frames: Frames) -> dict[str, object]:
         for method in ("dense", "randomk")
     )
     return {
-        "stalls": stalls, "inside": format_number(100 * INSIDE), "dense": format_number(dense.sparse),
-        "randomk": format_number(randomk.sparse), "least": format_number(randomk.dense),
+        "stalls": stalls, "inside": format_number(100 * INSIDE),
+        "dense": format_number(dense.sparse_filter_ms),
+        "randomk": format_number(randomk.sparse_filter_ms),
+        "least": format_number(randomk.dense_filter_ms),
         **yoon2022.BLOCK_FACTS,
     }  # fmt: skip
 

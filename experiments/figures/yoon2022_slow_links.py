@@ -78,7 +78,7 @@ def link_step_ratio(frames: Frames, link: str, method: str, baseline: str = "den
 
 
 def _step_ms(frames: Frames, method: str) -> Estimate | None:
-    return phase_time(frames, yoon2022.method_run_keys(frames, method, MODE), "slowest", unit=1e3)
+    return phase_time(frames, yoon2022.method_run_keys(frames, method, MODE), "slowest", units_per_second=1e3)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -97,7 +97,7 @@ def artefact_effects() -> list[ArtefactEffect]:
             "a filter that differs by method",
             "communication, dense",
             _filter_factor,
-            Estimate(waits.dense / waits.sparse),
+            Estimate(waits.dense_filter_ms / waits.sparse_filter_ms),
         ),
         ArtefactEffect(
             unsynced,

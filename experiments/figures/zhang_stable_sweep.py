@@ -76,7 +76,7 @@ def geometric_mean_final_loss(frames: Frames, method: str, *cell: int) -> Estima
 
     Infinite losses, of trainings that diverged, make no mean.
     """
-    return final_mean(frames, training_run_keys(frames, method, *cell), COLUMN, geometric=True)
+    return final_mean(frames, training_run_keys(frames, method, *cell), COLUMN, is_geometric=True)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -172,7 +172,7 @@ def test_a_claim_about_a_machine_is_judged_on_that_machine_only(tmp_path: Path) 
     reduced_scale = verdict(RATIO, on(tmp_path, A100), SMALL)
     reason = "about the paper's scale, and this one is reduced"
     assert word_and_reason(reduced_scale) == f"not comparable ({reason})"
-    assert "16 ms" in verdicts.measured_text(reduced_scale)  # ours is shown
+    assert "16 ms" in verdicts.our_value_text(reduced_scale)  # ours is shown
 
 
 @pytest.mark.usefixtures("one_launch_decides")
@@ -180,7 +180,7 @@ def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
     frames = on(tmp_path, H200, "virtual")
     for timed in (True, False):
         judged = verdict(claim("ordering", 1.0, 0.0, three(1.0), timed=timed), frames)
-        assert (", simulated)" in verdicts.measured_text(judged)) == timed
+        assert (", simulated)" in verdicts.our_value_text(judged)) == timed
 
 
 def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:

@@ -39,13 +39,13 @@ def frames(tmp_path: Path) -> Frames:
 
 def test_a_point_is_the_mean_over_seeds_and_shares_are_subtracted_seed_by_seed(frames: Frames) -> None:
     dense, *of_topk = OVER.points(frames)
-    assert (dense.by, dense.x, dense.against) == ("dense", None, None)
+    assert (dense.by, dense.x, dense.relative_to_ref) == ("dense", None, None)
     base = list(query_runs(frames, "method.name == 'dense'").runs["key"])
     for point, density in zip(of_topk, DENSITIES, strict=True):
         assert (point.by, point.x) == ("topk", density)
         keys = list(query_runs(frames, f"method.density == {density}").runs["key"])
         assert point.value == pytest.approx(final_mean(frames, keys, "val_top1"))
-        assert point.against == pytest.approx(final_difference(frames, keys, base, "val_top1"))
+        assert point.relative_to_ref == pytest.approx(final_difference(frames, keys, base, "val_top1"))
 
 
 def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> N
     frames = synthetic.frames_with(tmp_path, *configs)
     compared = Comparison("workers", "step_s", ref="dense")
     dense, topk = (list(query_runs(frames, f"method.name == '{method}'").runs["key"]) for method in methods)
-    ratio = there(compared.points(frames)[-1].against)
+    ratio = there(compared.points(frames)[-1].relative_to_ref)
     assert ratio[:4] == pytest.approx(there(step_time_ratio(frames, topk, dense))[:4])
     # Values are shown in the unit that fits them.
     assert "time of a step (ms)" in compared.table(frames).header()

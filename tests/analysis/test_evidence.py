@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Claim, Verdict, judge_claims
-from analysis.evidence import Evidence, deviating_links_text
+from analysis.evidence import ClaimEvidence, deviating_links_text
 from analysis.records.attempts import load_attempt
 from analysis.records.frames import (
     Frames,
@@ -24,7 +24,7 @@ from analysis.records.frames import (
 )
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Estimate, estimate_mean_over_launches
-from analysis.verdicts import published_text
+from analysis.verdicts import paper_value_text
 from tests.analysis import synthetic
 from tests.analysis.values import interval
 
@@ -62,9 +62,9 @@ def on(frames: Frames, ours: Estimate | None = None, **more: Any) -> Verdict:
     """Return the verdict on a claim that something is above 1."""
     value = ours or Estimate(2.0, 1.9, 2.1, 5, "launches")
     above = claim(text="faster over {link}", paper=None, kind="ordering", tolerance=1.0, **more)
-    return judge_claims([replace(above, compute=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[
-        0
-    ]
+    return judge_claims(
+        [replace(above, compute=lambda frames: value)], frames, {}, chance_of_task=lambda task: 10.0
+    )[0]
 
 
 # --- which runs
@@ -89,8 +89,8 @@ def test_variants_of_one_group_of_processes_are_one_launch_and_an_occasion_lasts
     for minutes, occasions in (
         ([0, 1, 29], 1), ([0, 1, 30], 2), ([0, 20, 40, 50, 69], 2), ([0, 20, 40, 50, 70], 3), ([61, 0, 31], 3)
     ):  # fmt: skip
-        evidence = Evidence(timed(minutes))
-        assert (len(evidence.launches), evidence.occasions) == (len(minutes), occasions), minutes
+        evidence = ClaimEvidence(timed(minutes))
+        assert (len(evidence.launches), evidence.num_occasions) == (len(minutes), occasions), minutes
 
 
 def test_a_time_is_decided_by_five_launches_on_two_occasions() -> None:
@@ -102,7 +102,7 @@ def test_a_time_is_decided_by_five_launches_on_two_occasions() -> None:
     ):
         judged = on(timed(minutes), Estimate(2.0, 1.9, 2.1, 400, of), timed=True)
         assert (judged.word, judged.reason) == (word, reason)
-    assert (judged.launches, judged.occasions) == (5, 2)
+    assert (judged.num_launches, judged.num_occasions) == (5, 2)
 
 
 # Standard deviations of log ratios, between launches and between the blocks of one: as the records show them
@@ -167,8 +167,8 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found_the_farthest_of_all() 
             f"faster over {text}",
             "emulated link",
         )
-        assert judged.link_asked == pytest.approx(asked)
-        assert judged.link_found == measured[len(measured) // 2]
+        assert judged.link_asked_gbit_s == pytest.approx(asked)
+        assert judged.link_found_gbit_s == measured[len(measured) // 2]
 
 
 def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> None:
@@ -182,18 +182,18 @@ def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> 
 
 
 def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
-    rule = claim().rule({})
+    rule = claim().rule_digest({})
     decisive: dict[str, Any] = {
         "tolerance": 0.6, "paper": 2.1, "kind": "ordering", "unit": "ms", "arguments": ("dense",),
         "compute": lambda frames: ratio(frames), "link": "ethernet_1g", "accelerator": "A100", "timed": True,
         "revised": "2026-11-25: of all", "chance": 0.0,
     }  # fmt: skip
-    others = {claim(**{field: other}).rule({}) for field, other in decisive.items()}
+    others = {claim(**{field: other}).rule_digest({}) for field, other in decisive.items()}
     assert len({rule} | others) == 1 + len(decisive)
     scale = {"workers": 8}  # in that of a number alone
     mended = claim(text="mended", reason="Mended.", group="cause", source="elsewhere", stated="about twice")
-    assert mended.rule({}) == claim().rule(scale) == rule
-    assert claim(kind="ratio").rule(scale) != claim(kind="ratio").rule({})
+    assert mended.rule_digest({}) == claim().rule_digest(scale) == rule
+    assert claim(kind="ratio").rule_digest(scale) != claim(kind="ratio").rule_digest({})
 
 
 def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
@@ -202,20 +202,20 @@ def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
         "holds",
         "reproduced",
     ]
-    assert published_text(in_words) == "about twice"
+    assert paper_value_text(in_words) == "about twice"
 
 
 @pytest.mark.registering
 def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: Path) -> None:
-    stored = json.dumps({"a.b": claim().rule({})})
+    stored = json.dumps({"a.b": claim().rule_digest({})})
     for other in (json.dumps({"a.b": "other"}), stored.replace("a.b", "a.c"), None):
         (judged,) = judge_claims([claim()], runs({"rules_json": stored}, {"rules_json": other}), {})
-        assert (judged.word, judged.registered) == ("post hoc", False)
+        assert (judged.word, judged.is_rule_registered) == ("post hoc", False)
         assert judged.explanation == "the rule is younger than the runs; within the band"
     attempt = synthetic.timed(Store(tmp_path), synthetic.config())
     attempt.update_manifest(rules=json.loads(stored))  # as a run stores those that are there when it begins
     judged, other_rule = judge_claims([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})
-    assert (judged.word, judged.registered, other_rule.word) == ("reproduced", True, "post hoc")
+    assert (judged.word, judged.is_rule_registered, other_rule.word) == ("reproduced", True, "post hoc")
 
 
 # --- chance
@@ -224,6 +224,6 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
 def test_a_training_that_ends_at_chance_decides_nothing() -> None:
     for ends, lowest in (((None, None), ""), ((40.0, 12.1), ""), ((40.0, 11.9), "11.9"), ((9.8, 9.9), "9.8")):
         judged = on(runs(*({"task.name": "cnn", "val_top1": end} for end in ends)))
-        assert (judged.word, judged.chance) == ("not comparable" if lowest else "holds", 10.0)
+        assert (judged.word, judged.chance_percent) == ("not comparable" if lowest else "holds", 10.0)
         reason = f"a training ends at {lowest} %; guessing gives 10 %"
         assert (judged.reason == reason) == bool(lowest)

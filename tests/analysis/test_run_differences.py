@@ -11,8 +11,8 @@ from analysis.run_differences import (
     ONE_SIDED,
     WITHIN_TOLERANCE,
     differences_text,
-    find_differences,
-    outcomes_text,
+    find_run_differences,
+    shared_outcomes_text,
 )
 
 
@@ -32,7 +32,7 @@ def manifest(**provenance: Any) -> dict[str, Any]:
 
 
 def weights(a: dict[str, Any], b: dict[str, Any]) -> dict[str, str]:
-    return {difference.field: difference.weight for difference in find_differences(a, b)}
+    return {difference.field: difference.weight for difference in find_run_differences(a, b)}
 
 
 def test_what_can_explain_a_time_comes_first() -> None:
@@ -42,7 +42,7 @@ def test_what_can_explain_a_time_comes_first() -> None:
     other["provenance"]["machine"]["workers"] = workers
     other["started"] = "2026-11-22T08:12:19Z"
     assert (
-        differences_text(find_differences(manifest(), other), "RUN", "RUN2")
+        differences_text(find_run_differences(manifest(), other), "RUN", "RUN2")
         == """\
 A: RUN
 B: RUN2
@@ -78,13 +78,13 @@ def test_drift_within_tolerance_is_listed_as_the_same() -> None:
 def test_older_records_did_not_record_everything() -> None:
     old = manifest(platform="Linux")
     del old["provenance"]["machine"]
-    found = find_differences(old, manifest(platform="Linux 6"))
+    found = find_run_differences(old, manifest(platform="Linux 6"))
     assert [(difference.field, difference.a, difference.weight) for difference in found] == [
         ("platform", "Linux", MAY_EXPLAIN),
         ("machine", NOT_RECORDED, ONE_SIDED),
     ]
     assert "nothing that both runs recorded explains" in differences_text(found, "old", "new")
-    assert find_differences(old, old) == []
+    assert find_run_differences(old, old) == []
 
 
 def test_an_image_is_compared_by_its_digest() -> None:
@@ -97,7 +97,7 @@ def test_outcomes_come_with_units_and_with_what_changed() -> None:
     here = {"val_top1": 50.0, "step_s": 0.2, "wire_bytes": 1000.0, "val_loss": float("nan")}
     there = {"val_top1": 48.5, "step_s": 0.1, "wire_bytes": 4000.0, "val_loss": 1.0}
     assert (
-        outcomes_text(here, there)
+        shared_outcomes_text(here, there)
         == """\
 what they came to
                         A                                   B                   from A to B
@@ -105,5 +105,5 @@ what they came to
   step                  200 ms                              100 ms              x 0.5
   sent in a step        1 kB                                4 kB                x 4"""
     )
-    assert "simulated" in outcomes_text(here, {**there, "simulated": True})
-    assert outcomes_text({}, there) == ""
+    assert "simulated" in shared_outcomes_text(here, {**there, "simulated": True})
+    assert shared_outcomes_text({}, there) == ""

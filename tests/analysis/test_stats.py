@@ -55,9 +55,9 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
         / warm_step_seconds_slowest_rank(frames, base[0]).mean()
     )
     assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
-    assert ratio.half_width < 0.05  # the drift of both cancels
+    assert ratio.relative_half_width < 0.05  # the drift of both cancels
     itself = there(stats.step_time_ratio(frames, base, list(reversed(base))))
-    assert (itself.value, itself.half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
+    assert (itself.value, itself.relative_half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames = frames._replace(steps=frames.steps[~short])
     parts, mean = mean_phase_seconds(frames, keys), summarize_phase_seconds(frames, keys)["mean"]
     for phase in ("step", "select"):
-        value = there(stats.phase_time(frames, keys, phase, unit=1e3)).value
+        value = there(stats.phase_time(frames, keys, phase, units_per_second=1e3)).value
         assert (1e3 * parts[phase], 1e3 * mean[phase]) == pytest.approx((value, value), rel=1e-12)
 
 
@@ -117,7 +117,10 @@ def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_s
     ]
     assert 175 <= sum(low <= 0.0 <= high for low, high in intervals) < 200  # 95 % nominal
     rising = range(20)
-    assert (estimate_mean(rising, sample_kind="blocks").df, estimate_mean(rising).df) == (
+    assert (
+        estimate_mean(rising, sample_kind="blocks").degrees_of_freedom,
+        estimate_mean(rising).degrees_of_freedom,
+    ) == (
         1,
         19,
     )  # two count at least
@@ -158,7 +161,7 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
     three = estimate_mean([2.0, 1.0, 3.0], sample_kind=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
     assert interval(three) == pytest.approx((2 - t / np.sqrt(3), 2 + t / np.sqrt(3)), rel=1e-6)
-    assert (three.n, three.df) == (3, 2)
+    assert (three.n, three.degrees_of_freedom) == (3, 2)
 
 
 @pytest.mark.parametrize("epoch", [1, 5])
@@ -219,10 +222,12 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
     few, many = frames.runs["key"]
     with pytest.raises(MixedRunsError, match="workers"):
         stats.final_difference(frames, [few], [many], "val_top1")
-    assert there(stats.final_difference(frames, [few], [many], "val_top1", by="workers")).value == 0
+    assert (
+        there(stats.final_difference(frames, [few], [many], "val_top1", may_differ_in="workers")).value == 0
+    )
     for sides in (([few, many], [many]), ([few], [few, many])):
         with pytest.raises(MixedRunsError, match="workers"):
-            stats.final_difference(frames, *sides, "val_top1", by="workers")
+            stats.final_difference(frames, *sides, "val_top1", may_differ_in="workers")
 
 
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
@@ -244,7 +249,7 @@ def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_s
         {"dense": 3.0, "topk": 1.0}
     )
     diverged = frames._replace(epochs=frames.epochs.assign(train_loss=losses))
-    mean = there(stats.final_mean(diverged, topk, "train_loss", geometric=True))
+    mean = there(stats.final_mean(diverged, topk, "train_loss", is_geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
     ratio = there(stats.final_ratio(diverged, list(reversed(dense)), topk, "train_loss"))
     assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))

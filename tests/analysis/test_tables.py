@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.stats import Estimate
-from analysis.tables import Table, save_tables
+from analysis.tables import Table, write_table_files
 
 HOSTILE = (
     r"a|b <script>alert('x')</script> $x_1^2 & 5% #1 {\input{y}} `c` *d* ~e [f](g) \\" + "\x1b[31m\n=1+1"
@@ -50,7 +50,7 @@ def test_csv_has_every_number_unrounded_and_intervals_apart() -> None:
 
 def test_tex_is_a_booktabs_table_and_carries_its_scale_wherever_it_goes(tmp_path: Path) -> None:
     tables = [small(note="Two runs."), small()]
-    save_tables(tables, tmp_path, "fig3", "VGG-16, density 0.001, 8 workers", "vgg16:d0.001:w8")
+    write_table_files(tables, tmp_path, "fig3", "VGG-16, density 0.001, 8 workers", "vgg16:d0.001:w8")
     tex = "\n".join(line.strip() for line in (tmp_path / "fig3.tex").read_text().splitlines())
     assert "\n".join((
         r"\begin{tabular}{lrr}", r"\toprule", r"method & top-1 (\%) & k \\", r"\midrule",
@@ -142,7 +142,7 @@ def test_a_figure_s_tables_lie_beside_it_and_those_of_a_former_drawing_do_not(tm
         (1, {"fig.csv", "fig.tex"}),
         (0, set[str]()),
     ):
-        save_tables([small()] * tables, tmp_path, "fig")
+        write_table_files([small()] * tables, tmp_path, "fig")
         assert {path.name for path in tmp_path.iterdir()} == files | {"fig-10.csv"}
 
 

@@ -31,7 +31,7 @@ def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
     assert table.cell_texts() == [
         ["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]
     ]
-    assert verdicts.measured_text(verdict(ours=Estimate(91.0))) == "91 ms (n = 1 run)"
+    assert verdicts.our_value_text(verdict(ours=Estimate(91.0))) == "91 ms (n = 1 run)"
 
 
 def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -> None:
@@ -46,7 +46,7 @@ def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -
         "reproduced | fig1 | ",
         "reproduced | fig4 | b",
     ]
-    assert verdicts.scales_table(rows).cell_texts() == [["a", TINY], ["b", "emulated link"]]
+    assert verdicts.scale_letters_table(rows).cell_texts() == [["a", TINY], ["b", "emulated link"]]
 
 
 def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
@@ -60,21 +60,22 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("b", verdict("reproduced")),
         ("c", verdict("holds")),
     ]
-    assert verdicts.count_words(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
-    table = verdicts.counts_table(rows)
+    assert verdicts.count_causes_by_word(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
+    table = verdicts.causes_by_word_table(rows)
     assert (table.header(), table.cell_texts()) == (
         ["not reproduced", "reproduced", "holds"],
         [["1", "3", "1"]],
     )
     # What was measured comes before what was not.
     two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
-    assert verdicts.count_words(two) == {"holds": 1}
+    assert verdicts.count_causes_by_word(two) == {"holds": 1}
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
     judged = replace(
         verdict(scale=TINY, group="cause", tolerance=4.0), horizon="so from step 5 of 9 on",
-        launches=6, occasions=2, link_asked=1.0, link_found=0.86, registered=True, chance=10.0, rule="a1b2",
+        num_launches=6, num_occasions=2, link_asked_gbit_s=1.0, link_found_gbit_s=0.86,
+        is_rule_registered=True, chance_percent=10.0, rule_digest="a1b2",
     )  # fmt: skip
     rows = [("fig3", judged), ("fig4", verdict("not run", None))]
     assert verdicts.verdicts_csv(rows).splitlines() == [
@@ -122,4 +123,4 @@ def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> N
 
 def test_scales_have_letters_and_numbers_where_those_run_out() -> None:
     rows = [("item", verdict(scale=str(at))) for at in range(27)]
-    assert [letter for letter, _ in verdicts.scales_table(rows).cell_texts()[25:]] == ["z", "a2"]
+    assert [letter for letter, _ in verdicts.scale_letters_table(rows).cell_texts()[25:]] == ["z", "a2"]

@@ -8,7 +8,7 @@ import pytest
 from analysis.published.block_intervals import (
     BLOCKS,
     autocorrelated_mean_interval,
-    combine_estimates,
+    combine_independent_estimates,
     jackknife_estimate,
     leave_one_block_out_sums,
 )
@@ -40,9 +40,9 @@ def test_what_never_differs_has_no_width_and_bounds_cut() -> None:
 
 def test_errors_of_a_ratio_add_up_as_squares() -> None:
     above, below = Estimate(100, 97, 103, 40, "logged blocks"), Estimate(50, 48, 52, 138, "windows")
-    ratio = combine_estimates(lambda one, other: one / other, above, below)
+    ratio = combine_independent_estimates(lambda one, other: one / other, above, below)
     low, high = np.hypot(0.06, 2 - 100 / 52), np.hypot(0.06, 100 / 48 - 2)
     assert ratio[:4] == pytest.approx((2, 2 - low, 2 + high, 40))
     assert ratio.sample_kind == "logged blocks"
     with pytest.raises(ValueError, match="no interval"):
-        combine_estimates(lambda one: one, Estimate(1.0))
+        combine_independent_estimates(lambda one: one, Estimate(1.0))

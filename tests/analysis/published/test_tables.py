@@ -9,21 +9,21 @@ import pytest
 from analysis import published
 from analysis.published import __main__ as command
 from analysis.published import log_files, tables
-from analysis.published.log_files import Job
+from analysis.published.log_files import JobFacts
 from analysis.records.files import DamagedFileError
 from tests.analysis.published.test_log_files import WHOLE, comm, comp
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    tables.write_tables(tables.read_tables(tables.FOLDER), tmp_path)
+    tables.write_tables(tables.read_verified_tables(tables.FOLDER), tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a clone of the authors' repository that holds one job of two iterations."""
-    monkeypatch.setattr(tables, "JOBS", {7: Job("A100", "NVLink", 2, "topk")})
+    monkeypatch.setattr(tables, "JOBS", {7: JobFacts("A100", "NVLink", 2, "topk")})
     (tmp_path / "job").mkdir()
     iterations = [comp(0.2), comp(0.2), comm(0.1), comm(0.3)] * 2
     for name, lines in (("topk.e7", WHOLE), ("topk.o7", iterations)):
@@ -42,7 +42,7 @@ def test_every_job_has_the_paper_s_speed_and_all_its_epochs() -> None:
         assert (curves["job"] == job).sum() == (138 if facts.workers == 8 else 139)
     final = curves[curves["epoch"] == 138].set_index("job")["top1"]
     assert final[EIGHT_WORKERS].round(2).to_list() == [92.99, 91.52, 70.98]  # Fig. 3
-    assert published.decay_epochs() == [82, 123]
+    assert published.learning_rate_decay_epochs() == [82, 123]
     table = published.iteration_table()
     assert set(table.groupby("job")["long_waits"].sum()) == {7 * 138}
     assert (table.loc[table["long_waits"] > 0, "iteration"] % 49 == 0).all()
@@ -58,10 +58,10 @@ def test_a_table_that_does_not_match_its_digest_or_is_missing_is_refused(copied:
         with pytest.raises(
             DamagedFileError, match=f"{name} is not .*: it has another digest; `git checkout`"
         ):
-            tables.read_tables(copied)
+            tables.read_verified_tables(copied)
     path.unlink()
     with pytest.raises(DamagedFileError, match=f"{name} is missing.*git checkout"):
-        tables.read_tables(copied)
+        tables.read_verified_tables(copied)
 
 
 def test_tables_from_logs_are_written_and_compared(

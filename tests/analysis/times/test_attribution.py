@@ -13,9 +13,9 @@ from analysis.times.attribution import (
     COMMUNICATION,
     PHASES_BY_CAUSE,
     REST,
-    explained_percent,
-    lateness_by_cause,
-    mean_waits_ms,
+    mean_wait_ms_by_cause,
+    wait_percent_explained,
+    wait_s_by_step_and_cause,
 )
 from tests.conftest import there
 
@@ -47,14 +47,14 @@ def recorded(spread_s: Mapping[str, float], begin_s: float = 0.0) -> Frames:
 
 def share(frames: Frames, cause: str) -> float:
     """Return the percentage of the wait that a cause explains."""
-    return there(explained_percent(frames, ["k"], cause)).value
+    return there(wait_percent_explained(frames, ["k"], cause)).value
 
 
 def test_the_parts_add_up_to_the_wait() -> None:
     frames = recorded(dict.fromkeys(PARTS, 0.005), begin_s=0.003)
-    table = there(lateness_by_cause(frames, "k"))
+    table = there(wait_s_by_step_and_cause(frames, "k"))
     np.testing.assert_allclose(table[[*PHASES_BY_CAUSE, REST]].sum(axis="columns"), table["wait"], atol=1e-12)
-    waits = mean_waits_ms(frames, ["k"])
+    waits = mean_wait_ms_by_cause(frames, ["k"])
     assert waits[[*PHASES_BY_CAUSE, REST]].sum() == pytest.approx(waits["wait"])
 
 
@@ -69,14 +69,14 @@ def test_who_is_late_in_one_part_only_is_blamed_for_it_alone() -> None:
 
 def test_of_communication_only_the_wait_is_explained() -> None:
     frames = recorded({"select": 0.02})
-    share = explained_percent(frames, ["k"], "selection", COMMUNICATION)
-    wait = mean_waits_ms(frames, ["k"])["wait"]
+    share = wait_percent_explained(frames, ["k"], "selection", COMMUNICATION)
+    wait = mean_wait_ms_by_cause(frames, ["k"])["wait"]
     assert there(share).value == pytest.approx(100 * wait / (wait + 1e3 * TRANSFER_S))
 
 
 def test_phases_that_were_not_timed_explain_nothing() -> None:
     frames = recorded({"select": 0.02})
     frames.steps["forward_s"] = np.nan
-    assert lateness_by_cause(frames, "k") is None
-    assert explained_percent(frames, ["k"], "selection") is None
-    assert not len(mean_waits_ms(frames, ["k"]))
+    assert wait_s_by_step_and_cause(frames, "k") is None
+    assert wait_percent_explained(frames, ["k"], "selection") is None
+    assert not len(mean_wait_ms_by_cause(frames, ["k"]))

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records.frames import Frames
 from analysis.records.store import Store
-from analysis.times.trace import build_trace
+from analysis.times.trace import build_perfetto_trace
 from tests.analysis import synthetic
 
 # Of google.github.io/perfetto's reading of the format: the keys of a complete event and of metadata.
@@ -31,7 +31,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
 def traced(frames: Frames) -> dict[str, Any]:
     """Return the trace of the run of three workers."""
     (key,) = frames.runs.loc[frames.runs["group"].isna(), "key"]
-    found = build_trace(frames, [key], "a run")
+    found = build_perfetto_trace(frames, [key], "a run")
     json.dumps(found, allow_nan=False)
     return found
 
@@ -75,7 +75,7 @@ def test_slices_of_a_thread_do_not_overlap(frames: Frames) -> None:
 
 def test_variants_that_took_turns_are_in_one_trace(frames: Frames) -> None:
     keys = frames.runs.loc[frames.runs["group"].notna(), "key"].tolist()
-    events = slices(build_trace(frames, keys, "turns"))
+    events = slices(build_perfetto_trace(frames, keys, "turns"))
     assert {event["args"]["variant"] for event in events} == {"dense", "topk"}
     assert {event["name"] for event in events} >= {"dense step 0", "topk step 0"}
 
