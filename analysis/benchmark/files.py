@@ -28,11 +28,18 @@ MEMBER_DATE = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content
 
 
 class EntryFile(NamedTuple):
-    """An entry and its records, as its file has them."""
+    """The content of an entry's file: its statement and its records; and where it lies."""
 
     statement: EntryStatement
     frames: Frames
     path: Path
+
+
+class NewestEntries(NamedTuple):
+    """The newest files of entries, and a line on each file that can't be shown."""
+
+    entries: list[EntryFile]
+    notes: list[str]
 
 
 def write_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
@@ -110,13 +117,13 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
         return member.read(MAX_MEMBER_BYTES)
 
 
-def read_newest_entries(folders: list[Path], tier: str, rules: str) -> tuple[list[EntryFile], list[str]]:
+def read_newest_entries(folders: list[Path], tier: str, rules_digest: str) -> NewestEntries:
     """Return the newest file of each entry of a tier, and a line on each that can't be shown.
 
     Args:
         folders: with files of entries.
         tier: the size of everything.
-        rules: the digest of the rules that they must be by.
+        rules_digest: of the rules that they must be by.
     """
     newest_by_name = dict[str, EntryFile]()
     notes = list[str]()
@@ -129,10 +136,10 @@ def read_newest_entries(folders: list[Path], tier: str, rules: str) -> tuple[lis
         statement = entry.statement
         if statement.tier != tier:
             continue
-        if statement.rules != rules:
+        if statement.rules != rules_digest:
             notes.append(f"{path.name} is by other rules than today's: enter it again")
             continue
         newest = newest_by_name.get(statement.name)
         if newest is None or newest.statement.written < statement.written:
             newest_by_name[statement.name] = entry
-    return [*newest_by_name.values()], notes
+    return NewestEntries([*newest_by_name.values()], notes)

@@ -74,7 +74,8 @@ def is_entirely_on_gpu(frames: Frames, gpu_word: str) -> bool:
 
 def is_entirely_over_link(frames: Frames, link: str) -> bool:
     """Return True where this link joined the workers of every run, on machines found to be as named."""
-    return distinct_values(frames, "cluster.link.name") == [link.lower()] and not mismatch_remark(frames)
+    links = distinct_values(frames, "cluster.link.name")
+    return links == [link.lower()] and not machine_mismatch_remark(frames)
 
 
 def describe_machine(frames: Frames) -> str:
@@ -82,7 +83,8 @@ def describe_machine(frames: Frames) -> str:
     gpus = distinct_values(frames, "provenance.gpu")
     if gpus:
         return join_with_and(gpus)
-    return f"{join_distinct_values(frames, 'provenance.cpu')} ({join_distinct_values(frames, 'provenance.cores')} cores)"
+    cores = join_distinct_values(frames, "provenance.cores")
+    return f"{join_distinct_values(frames, 'provenance.cpu')} ({cores} cores)"
 
 
 def describe_precision(frames: Frames) -> str:
@@ -100,23 +102,25 @@ def describe_data(frames: Frames) -> str:
 def describe_workers(frames: Frames) -> str:
     """Return '8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
     is_virtual = "virtual" in distinct_values(frames, "cluster.where")
+    kind = "virtual workers" if is_virtual else "worker processes"
     batches = distinct_values(frames, "task.batch_size")
     batch = f" x batch {join_with_and(batches)}" if batches else ""
-    return f"{join_distinct_values(frames, 'workers')} {'virtual workers' if is_virtual else 'worker processes'}{batch}"
+    return f"{join_distinct_values(frames, 'workers')} {kind}{batch}"
 
 
 def describe_setting_with_remarks(frames: Frames) -> str:
     """Return a sentence: task, data, workers, machine, torch, precision; then all remarks on the runs."""
     remarks = (
         emulated_links_remark,
-        mismatch_remark,
+        machine_mismatch_remark,
         few_cores_remark,
         divergence_remark,
         code_versions_remark,
     )
     return (
-        f"{join_distinct_values(frames, 'task.name')} on {describe_data(frames)}, {describe_workers(frames)}, "
-        f"on {describe_machine(frames)}, torch {join_distinct_values(frames, 'provenance.versions.torch')}, "
+        f"{join_distinct_values(frames, 'task.name')} on {describe_data(frames)}, "
+        f"{describe_workers(frames)}, on {describe_machine(frames)}, "
+        f"torch {join_distinct_values(frames, 'provenance.versions.torch')}, "
         f"{describe_precision(frames)}.{''.join(remark(frames) for remark in remarks)}"
     )
 
@@ -139,9 +143,8 @@ def describe_scale(frames: Frames) -> str:
     """
     if not len(frames.runs):
         return ""
-    parts = [
-        f"{join_distinct_values(frames, 'task.name')} on {join_distinct_values(frames, 'provenance.data.name')}"
-    ]
+    data = join_distinct_values(frames, "provenance.data.name")
+    parts = [f"{join_distinct_values(frames, 'task.name')} on {data}"]
     if distinct_values(frames, "method.density"):
         parts.append(f"density {join_distinct_values(frames, 'method.density', format_number)}")
     return ", ".join([*parts, describe_workers(frames), f"on {describe_machine(frames)}"])
@@ -216,7 +219,7 @@ def _version_text(commit: Any, dirty: Any) -> str:
     return f"{version}+{str(dirty)[:8]}" if pd.notna(dirty) else version
 
 
-def mismatch_remark(frames: Frames) -> str:
+def machine_mismatch_remark(frames: Frames) -> str:
     """Return how the machine differs from the configured one, if `launch.on_mismatch=label` let it."""
     return _machine_remark(frames, "mismatch", "Not the machine that was named")
 

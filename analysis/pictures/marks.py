@@ -240,7 +240,7 @@ def draw_stacked_phase_bar(
 
 
 def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
-    """Return legend entries of `draw_stacked_phase_bar` and `draw_rank_lane`, with other labels where they are given."""
+    """Return legend entries of phases, as in bars and lanes; `labels` replace the usual ones, by phase."""
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
         Patch(facecolor=phase.colour, hatch=phase.hatch, label=labels.get(phase.name, phase.label), **edge)

@@ -26,7 +26,7 @@ def spans_of_run(frames: Frames, key: str) -> pd.DataFrame:
     return spans
 
 
-def find_typical_step(frames: Frames, key: str) -> int:
+def find_typical_step_with_spans(frames: Frames, key: str) -> int:
     """Return the warm step nearest to their median, of the steps with spans.
 
     Raises:

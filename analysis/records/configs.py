@@ -122,7 +122,7 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def select_distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return those differing leaves that suffice to tell these configurations apart, in the order of a label."""
+    """Return differing leaves that suffice to tell these configurations apart, in the order of a label."""
     rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
     labels: list[tuple[str, ...]] = [()] * len(rows)
     leaves = list[str]()

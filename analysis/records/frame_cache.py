@@ -4,8 +4,8 @@
                                    <table>.parquet  the other tables of these runs
                                    digests.json     digests of these files
 
-A row counts while its `source_digest` is that of its run's newest whole attempt. What is damaged or missing is read
-from the logs again, so all of it may be removed at any time.
+A row counts while its `source_digest` is that of its run's newest whole attempt. What is damaged or missing
+is read from the logs again, so all of it may be removed at any time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Schemas of each file of results: read with these, it is typed and in range, or refused.
 
 Fields that are not named here may be there as well; older records lack those that have a default. A number of
-a step or an epoch is its `FieldDescription` here and the line that measures it: frames, tables, outcomes of runs and
-docs/records.md follow. One that is measured and not named is read, too: as a column of unknown meaning.
+a step or an epoch is its `FieldDescription` here and the line that measures it: frames, tables, outcomes of
+runs and docs/records.md follow. One that is measured and not named is read, too: as a column of unknown
+meaning.
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ REGIONS = (1, 10, 100, 1000)  # elements of a region
 
 
 class SelectionObservationLine(Struct, frozen=True, tag_field="kind", tag="look"):
-    """A line of rank 0's log: what `experiments.training.selection_observers` saw of one tensor in one step."""
+    """A line of rank 0's log: what `SelectionObserver` saw of one tensor in one step."""
 
     step: WholeNumber
     what: Name

@@ -161,8 +161,8 @@ def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
 class ReplicationUnits(NamedTuple):
     """Mean seconds in each unit of replication: a row per launch, or per block within launches.
 
-    Columns are the phases, `step`, `unaccounted`, and `slowest`: the step on its slowest rank. Rows are indexed
-    by (group, block) or by seed, in their order.
+    Columns are the phases, `step`, `unaccounted`, and `slowest`: the step on its slowest rank. Rows are
+    indexed by (group, block) or by seed, in their order.
     """
 
     means_by_unit: pd.DataFrame

@@ -371,7 +371,7 @@ def check_not_newer_version(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def expected_logged_steps(manifest: Mapping[str, Any]) -> int | None:
-    """Return how many steps each rank's log must have: all that were asked for, or those until it diverged."""
+    """Return how many steps each rank's log must have: all that were planned, or those until it diverged."""
     diverged = manifest.get("diverged")
     return diverged["made"] if diverged else manifest.get("steps")
 

@@ -57,7 +57,7 @@ class RunPage:
 
     id: str  # of its page
     run: str  # its name
-    origin: str  # HERE or SHIPPED
+    origin: str  # THIS_MACHINE or SHIPPED
     state: str
     config: Mapping[str, Any]  # {} where it can't be read
     key: str = ""
@@ -89,8 +89,8 @@ class RunPage:
             return ""
         return style.method_style(style.method_id(self.leaves | {"variant": self.variant or None})).label
 
-    def details(self) -> dict[str, Any]:
-        """Return the content of its page."""
+    def page_content(self) -> dict[str, Any]:
+        """Return the content of the run's page, as data for its script."""
         values = {
             part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("id", "parts")
         }
@@ -113,7 +113,7 @@ def run_page_id(run: str, key: str) -> str:
 
 
 def run_table_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the rows of all runs, by column."""
+    """Return the values of the table of runs, by column."""
     step_s = [run.outcomes.get("step_s") for run in runs]
     return {
         "label": [*labels],
@@ -126,7 +126,7 @@ def run_table_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[st
 
 
 def distinct_run_labels(runs: Sequence[RunPage]) -> list[str]:
-    """Return labels that tell each run from the others of its method, task, workers and mode."""
+    """Return a label for each run, which tells it from the others of its method, task, workers and mode."""
     labels = [run.run for run in runs]
     places_by_group = defaultdict[Any, list[int]](list)
     for place, run in enumerate(runs):
@@ -140,7 +140,7 @@ def distinct_run_labels(runs: Sequence[RunPage]) -> list[str]:
 
 
 def build_run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
-    """Yield the runs of these frames, which are whole."""
+    """Yield the page of each run of these frames, which are whole."""
     if not len(frames.runs):
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
@@ -226,7 +226,7 @@ def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str
 
     Of a span: rank, phase, start and length in ms.
     """
-    typical = timeline.find_typical_step(frames, key)
+    typical = timeline.find_typical_step_with_spans(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
     others = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
     spans_by_step: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
@@ -241,7 +241,9 @@ def _spread_evenly(n: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
 
 
-def list_settings_with_accuracy_points(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
+def list_settings_with_accuracy_points(
+    runs: Sequence[RunPage], labels: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return accuracy and bytes of the methods of each setting, a setting with more methods first.
 
     A method counts at the learning rate that was best in validation.
@@ -282,7 +284,7 @@ def _accuracy_point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict
 
 
 def phase_label_and_colours_by_name() -> dict[str, list[str]]:
-    """Return name and colour of each phase, and the colour of text on it."""
+    """Return label, colour, and colour of text on it, of each phase by its name."""
     return {
         name: [phase.label, phase.colour, readable_text_colour(phase.colour)]
         for name, phase in phases.PHASE_BY_NAME.items()

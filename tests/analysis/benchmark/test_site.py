@@ -49,7 +49,7 @@ DENSE = replace(cell("dense", word="baseline"), speedup=None)
 
 def written(folder: Path, shown: site.BenchmarkPagesContent) -> dict[str, str]:
     """Write the pages; return their texts by name."""
-    first = site.write_pages(folder / "site", shown)
+    first = site.write_site_replacing_folder(folder / "site", shown)
     return {path.name: path.read_text() for path in first.parent.glob("*.html")}
 
 
@@ -103,5 +103,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     slower = replace(cell("b", word="slower"), speedup=Estimate(0.5))
     missed = replace(cell("a", word="misses the target"), speedup=Estimate(9.0))
-    ordered = select_and_sort_table_cells([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
+    ordered = select_and_sort_table_cells(
+        [missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms"
+    )
     assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]

@@ -56,10 +56,14 @@ def test_precisions_are_those_that_were_got_and_are_not_mixed_in_silence(tmp_pat
 def test_a_caption_says_that_the_code_changed_between_the_runs(tmp_path: Path) -> None:
     assert "versions of the code" not in captions.describe_setting_with_remarks(timed(tmp_path, DENSE))
     uncommitted = timed(tmp_path, TOPK, dirty="abcdef123456")
-    assert "2 versions of the code*: 00000000 and 00000000+abcdef12" in captions.describe_setting_with_remarks(uncommitted)
+    assert (
+        "2 versions of the code*: 00000000 and 00000000+abcdef12"
+        in captions.describe_setting_with_remarks(uncommitted)
+    )
     three = timed(tmp_path, ("randomk", {}), commit="1" * 40)
-    assert "3 versions of the code*: 00000000, 00000000+abcdef12 and 11111111." in captions.describe_setting_with_remarks(
-        three
+    assert (
+        "3 versions of the code*: 00000000, 00000000+abcdef12 and 11111111."
+        in captions.describe_setting_with_remarks(three)
     )
 
 
@@ -86,7 +90,7 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
 def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:
     why = "gpu=a100 was asked for, but n1 has V100; choose another partition"
     frames = timed(tmp_path, DENSE, machine={"mismatch": [why]})
-    assert captions.mismatch_remark(frames) == (
+    assert captions.machine_mismatch_remark(frames) == (
         " *Not the machine that was named*: gpu=a100 was asked for, but n1 has V100."
     )
 

@@ -33,7 +33,8 @@ def test_of_turns_it_tells_the_ratio_and_the_share_of_selection_beside_the_paper
         line,
     )
     assert re.match(
-        r"Top-k takes 1\.2.* of dense's time, give or take", summary.describe_least_certain_step_time_ratio(frames)
+        r"Top-k takes 1\.2.* of dense's time, give or take",
+        summary.describe_least_certain_step_time_ratio(frames),
     )
 
 

@@ -51,15 +51,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         top1 = {"val_top1": float(seed)}
         runs.append(RunPage(f"{seed:012x}", f"topk-{seed}", THIS_MACHINE, "ok", config, outcomes=top1))
     site = pages.ReportSite(root / "site")
-    site.clear_stale_files()
+    site.clear_stale_files_and_copy_assets()
     for each in runs:
-        site.write_data(f"run/{each.id}", each.details())
+        site.write_data_script(f"run/{each.id}", each.page_content())
     judged = [
         JudgedClaim.from_verdict(verdict(f"claim-{name} points {HOSTILE}", word))
         for name, word in WORDS.items()
     ]
     figure = replace(item(HOSTILE, root), judged=tuple(judged), runs=(FAILED[1:],), damage="")
-    pages.write_pages(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
+    pages.write_report_pages(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder
 
 

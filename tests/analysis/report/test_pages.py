@@ -41,7 +41,8 @@ def item(text: str, folder: Path) -> ItemPage:
 
 def run(text: str) -> RunPage:
     return RunPage(
-        run_page_id(text, text), text, THIS_MACHINE, "failed", why=text, items=(text,), provenance={text: text},
+        run_page_id(text, text), text, THIS_MACHINE, "failed", why=text, items=(text,),
+        provenance={text: text},
         config={"method": {"name": text}, "task": {"name": text}, "workers": text},
         logs=({"name": text, "lines": [text]},), commands=(text,),
     )  # fmt: skip
@@ -51,11 +52,11 @@ def written(text: str, folder: Path) -> dict[str, str]:
     """Return the pages and data of a report in which every text is this one."""
     folder.mkdir(parents=True, exist_ok=True)
     site = pages.ReportSite(folder / "report")
-    site.clear_stale_files()
+    site.clear_stale_files_and_copy_assets()
     row, one = run(text), item(text, folder)
-    site.write_data(f"run/{row.id}", row.details())
+    site.write_data_script(f"run/{row.id}", row.page_content())
     finding = Finding(text, one, (SupportingClaim(text, one.judged[0], one),))
-    pages.write_pages(site, [one], [(text, text, "")], [text], [row], [finding])
+    pages.write_report_pages(site, [one], [(text, text, "")], [text], [row], [finding])
     return {str(path.relative_to(site.folder)): path.read_text()
             for path in site.folder.rglob("*") if path.suffix in (".html", ".js")}  # fmt: skip
 
@@ -101,7 +102,7 @@ def test_what_was_kept_is_given_again_or_where_it_is_no_such_thing_made_again(tm
     one = item("text", tmp_path)
     pages.ReportSite(tmp_path).store_for_next_report("fig9", "before", [msgspec.to_builtins(one)])
     site = pages.ReportSite(tmp_path)  # the first was stopped before its pages
-    site.clear_stale_files()
+    site.clear_stale_files_and_copy_assets()
     assert site.load_kept_from_last_report("fig9", "before", list[ItemPage]) == [one]
     assert site.load_kept_from_last_report("fig9", "after", list[ItemPage]) is None
     path = tmp_path / "kept" / "fig9.json"
