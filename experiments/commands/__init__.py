@@ -30,7 +30,7 @@ from pathlib import Path
 import sparsify
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import PROGRAM, CommandParser, format_two_columns, wrap_paragraphs
-from experiments.config.choices import parameter_meanings
+from experiments.config.choices import meaning_by_parameter
 from slurm import environment
 from sparsify.core.spec import BrokenFile, Registry, read_constant
 
@@ -90,7 +90,7 @@ def make_parser(name: str, words: Sequence[str] = (), *, with_help: bool = False
     )
     for registry, entry in sources:
         parser.add_parameters(
-            registry.parameters(entry), parameter_meanings(registry, entry) if with_help else {}
+            registry.parameters(entry), meaning_by_parameter(registry, entry) if with_help else {}
         )
     return parser
 

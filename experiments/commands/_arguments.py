@@ -187,7 +187,7 @@ def _literal_choices(allowed: Any) -> list[str]:
     return [word for part in get_args(allowed) for word in _literal_choices(part)]
 
 
-def help_width() -> int:
+def help_width_columns() -> int:
     """Return the columns of a line of help; longer lines are hard to read, in shorter ones nothing fits."""
     return min(max(shutil.get_terminal_size().columns - 1, LEAST_COLUMNS), MOST_COLUMNS)
 
@@ -203,7 +203,7 @@ def format_two_columns(description_by_name: Mapping[str, str], name_columns: int
             first = indent
         lines += textwrap.wrap(
             description,
-            help_width(),
+            help_width_columns(),
             initial_indent=first,
             subsequent_indent=indent,
             break_long_words=False,
@@ -214,5 +214,5 @@ def format_two_columns(description_by_name: Mapping[str, str], name_columns: int
 
 def wrap_paragraphs(text: str) -> str:
     """Return a docstring's paragraphs, each wrapped anew."""
-    wrapped = (textwrap.fill(" ".join(part.split()), help_width()) for part in text.split("\n\n"))
+    wrapped = (textwrap.fill(" ".join(part.split()), help_width_columns()) for part in text.split("\n\n"))
     return "\n\n".join(wrapped) + "\n"

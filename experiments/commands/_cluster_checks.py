@@ -59,8 +59,8 @@ class ClusterObservations:
     group_test: GroupTestResult | None = None
     container_fault: str = ""  # why this machine can't start runs in their container
     nodes: Sequence[PartitionNode] = ()  # of the partition, by SLURM
-    max_array: int | None = None  # jobs of an array that SLURM takes
-    accounting: str | None = None  # SLURM's setting
+    max_array_jobs: int | None = None  # jobs of an array that SLURM takes
+    accounting_storage: str | None = None  # SLURM's setting
 
     @property
     def cluster(self) -> SlurmCluster | None:
@@ -229,7 +229,7 @@ def _judge_limits(observed: ClusterObservations) -> Iterator[Finding]:
     cluster = observed.cluster
     if cluster is None:
         return
-    limit = observed.max_array
+    limit = observed.max_array_jobs
     if limit is not None:
         if cluster.max_array > limit:
             text = f"max_array={cluster.max_array}, and SLURM takes arrays of {limit} jobs; say max_array: "
@@ -242,7 +242,7 @@ def _judge_limits(observed: ClusterObservations) -> Iterator[Finding]:
             f"time_min={cluster.time_min} is more than the partition's {limit_min:g} minutes; say time_min: "
         )
         yield Finding("FAULT", "time limit", f"{text}{limit_min:g}", {"time_min": int(limit_min)})
-    if (observed.accounting or "").endswith("none"):
+    if (observed.accounting_storage or "").endswith("none"):
         text = "SLURM keeps no accounts: of a job that is gone, only what it wrote is known"
         yield Finding("note", "accounting", text)
 

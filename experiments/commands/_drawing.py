@@ -152,12 +152,12 @@ def write_figure_files(
 def _describe_scale(figure: Figure, frames: Frames) -> tuple[str, str]:
     """Return the scale that an item's numbers were measured at, as a sentence and as a label."""
     if len(frames.runs):
-        differences = describe_scale_differences(frames, figure.scale)
+        differences = describe_scale_differences(frames, figure.declared_scale)
         parts = filter(None, (captions.describe_scale(frames), differences))
         return "; ".join(parts), captions.scale_label(frames)
     scale = ", ".join(
         f"{SCALE_NAMES[leaf]} {value}"
-        for leaf, value in figure.scale.items()
+        for leaf, value in figure.declared_scale.items()
         if isinstance(value, str | int | float)
     )
     return ": ".join(filter(None, ("Published facts", scale))), "published"

@@ -13,7 +13,7 @@ from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import WordKind, format_two_columns, word_kinds, wrap_paragraphs
 from experiments.config import choices, compose, grammar
-from experiments.config.choices import parameter_meanings
+from experiments.config.choices import meaning_by_parameter
 from experiments.config.config import Config
 from experiments.training.settings import setting_meaning
 from sparsify import ranges
@@ -112,7 +112,7 @@ def _describe_settings(config: Config, keys: Collection[str]) -> str:
     type_by_key = compose.settable_type_by_key(config)
     meaning_by_key = dict[str, str]()
     for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
-        parameters = parameter_meanings(choices.REGISTRIES[group], getattr(config, group).name)
+        parameters = meaning_by_parameter(choices.REGISTRIES[group], getattr(config, group).name)
         for name, text in parameters.items():
             meaning_by_key[f"{group}.{name}"] = text.replace("None:", "null:")
     rows = {}

@@ -92,7 +92,7 @@ def occurs_in_name(word: str, name: str) -> bool:
     return word in name
 
 
-def is_whole_name(word: str, name: str) -> bool:
+def is_whole_name_or_key(word: str, name: str) -> bool:
     """Tell whether a word is this name, or at least the digits that `list` shows of the key in it."""
     key = name.rpartition("-")[2]
     return word == name or (KEY_DIGITS.fullmatch(word) is not None and key.startswith(word))
@@ -181,11 +181,13 @@ def query_status_by_attempt(attempts: Iterable[Attempt], folders: ResultFolders)
     attempts_by_conf: dict[str | None, list[Attempt]] = {}
     for attempt, conf in conf_by_attempt.items():
         attempts_by_conf.setdefault(conf, []).append(attempt)
-    view_by_conf = {conf: query_status_view(conf, same, folders) for conf, same in attempts_by_conf.items()}
+    view_by_conf = {
+        conf: query_status_snapshot(conf, same, folders) for conf, same in attempts_by_conf.items()
+    }
     return {attempt: view_by_conf[conf].run_status(attempt) for attempt, conf in conf_by_attempt.items()}
 
 
-def query_status_view(
+def query_status_snapshot(
     conf: str | None, attempts: Sequence[Attempt], folders: ResultFolders
 ) -> StatusSnapshot:
     """Ask SLURM once about attempts of one cluster; where it does not answer, view the files alone."""

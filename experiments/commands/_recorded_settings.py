@@ -10,7 +10,7 @@ from typing import Any
 from analysis.records import parquet
 from analysis.records.configs import configs_by_variant, run_key
 from analysis.records.files import DamagedFileError
-from analysis.records.frames import is_missing, to_dicts
+from analysis.records.frames import is_missing, rows_as_dicts
 from analysis.records.store import Attempt
 from experiments.commands._named_runs import match_one_name
 from experiments.config import compose
@@ -44,7 +44,7 @@ def _read_configs(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str
     A run without variants has one configuration, under ''.
     """
     own_names = folders.store.list_run_ids()
-    shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
+    shipped = rows_as_dicts(parquet.read_parquet(folders.shipped).runs)
     name = match_one_name(word, list(dict.fromkeys([*own_names, *(row["run_id"] for row in shipped)])))
     attempts = folders.store.list_attempts(name) if name in own_names else []
     if attempts:

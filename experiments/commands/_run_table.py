@@ -152,9 +152,9 @@ def make_run_table(runs: pd.DataFrame, *, is_sorted: bool = False) -> Table:
         str(key)[:KEY_DIGITS] + (f"/{variant}" if isinstance(variant, str) else "")
         for key, variant in zip(runs["key"], variants, strict=True)
     ]
-    columns = {"run": names, **_setting_columns(run_configs(runs))}
+    columns = {"run": names, **_setting_columns(parse_run_configs(runs))}
     other_settings = columns.pop(OTHER_SETTINGS, None)
-    columns |= outcome_columns(runs)
+    columns |= outcome_column_by_heading(runs)
     if set(runs["state"]) != {DONE}:
         columns["state"] = [*runs["state"]]
     if len(set(runs["source"])) > 1:
@@ -172,7 +172,7 @@ def make_run_table(runs: pd.DataFrame, *, is_sorted: bool = False) -> Table:
     return Table("", pd.DataFrame(columns, dtype=object), units, note)
 
 
-def run_configs(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def parse_run_configs(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the configurations of these runs; {} of a run whose record is damaged."""
     texts = runs.reindex(columns=["config_json"])["config_json"]
     return [json.loads(text) if isinstance(text, str) else {} for text in texts]
@@ -187,7 +187,7 @@ def _describe_simulated(timed: pd.DataFrame) -> str:
     return f"Step times{which} are simulated: waits and transfers follow the model of a link."
 
 
-def outcome_columns(runs: pd.DataFrame) -> dict[str, list[Any]]:
+def outcome_column_by_heading(runs: pd.DataFrame) -> dict[str, list[Any]]:
     """Return the outcomes that some runs have, by column heading; the loss only of runs without accuracy."""
     columns = {}
     for name, labels in OUTCOME_LABELS.items():

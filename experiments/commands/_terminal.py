@@ -17,11 +17,11 @@ MAX_UNBROKEN = 12  # characters of a text that is not broken at its spaces, such
 MIN_CLIPPED = 24  # characters of a column that is cut
 
 
-def print_table(table: Table, clipped: str = "") -> None:
+def print_table(table: Table, clipped_column: str = "") -> None:
     """Print a table; NO_COLOR is honoured, and escape sequences in texts are shown, never obeyed.
 
     Args:
-        clipped: the column that is cut where a terminal is too narrow, so that a row stays a line.
+        clipped_column: is cut where a terminal is too narrow, so that a row stays a line.
     """
     if not sys.stdout.isatty():
         print(table.to_markdown())
@@ -37,10 +37,12 @@ def print_table(table: Table, clipped: str = "") -> None:
     header = table.header()
     rows = table.cell_texts()
     columns = [[title, *cells] for title, *cells in zip(header, *rows, strict=True)]
-    widths = column_widths(columns, console.width, header.index(clipped) if clipped in header else None)
+    widths = fit_column_widths(
+        columns, console.width, header.index(clipped_column) if clipped_column in header else None
+    )
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title, width, is_numeric in zip(header, widths, table.are_columns_numeric(), strict=False):
-        is_cut = title == clipped
+        is_cut = title == clipped_column
         grid.add_column(
             Text(title),
             justify="right" if is_numeric else "left",
@@ -63,7 +65,9 @@ def print_table(table: Table, clipped: str = "") -> None:
         console.print(Text(table.note))
 
 
-def column_widths(columns: Sequence[Sequence[str]], width: int, clipped: int | None = None) -> list[int]:
+def fit_column_widths(
+    columns: Sequence[Sequence[str]], total_width: int, clipped_place: int | None = None
+) -> list[int]:
     """Return the widths of the first columns that fit without breaking words; one column may be clipped.
 
     The columns with the longest texts share the width that is left over.
@@ -73,11 +77,11 @@ def column_widths(columns: Sequence[Sequence[str]], width: int, clipped: int | N
     for texts, length in zip(columns, longest, strict=True):
         words = (len(word) for text in texts for word in text.split())
         narrowest.append(length if length <= MAX_UNBROKEN else max(words, default=1))
-    if clipped is not None:
-        narrowest[clipped] = min(MIN_CLIPPED, longest[clipped])
-    fitting = [n for n in range(1, len(columns) + 1) if sum(narrowest[:n]) + GAP * n + 1 <= width]
+    if clipped_place is not None:
+        narrowest[clipped_place] = min(MIN_CLIPPED, longest[clipped_place])
+    fitting = [n for n in range(1, len(columns) + 1) if sum(narrowest[:n]) + GAP * n + 1 <= total_width]
     widths = narrowest[: max(fitting, default=1)]
-    for _ in range(width - sum(widths) - GAP * len(widths) - 1):
+    for _ in range(total_width - sum(widths) - GAP * len(widths) - 1):
         place = max(range(len(widths)), key=lambda place: longest[place] / widths[place])
         if longest[place] > widths[place]:
             widths[place] += 1

@@ -8,7 +8,7 @@ from experiments.commands._arguments import SweepsAndRuns
 from experiments.commands._messages import say
 from experiments.commands._named_runs import (
     find_named_sweeps,
-    is_whole_name,
+    is_whole_name_or_key,
     join_first_names,
     newest_attempts_in_sweeps,
     occurs_in_name,
@@ -33,7 +33,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         matching: cancel also the jobs of those that have one of the words in their names.
     """
     folders = ResultFolders()
-    is_named = occurs_in_name if matching else is_whole_name
+    is_named = occurs_in_name if matching else is_whole_name_or_key
     if not words:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")

@@ -14,14 +14,14 @@ from msgspec import structs
 from analysis.records import parquet, phases
 from analysis.records.configs import flatten, label_configs
 from analysis.records.files import DamagedFileError
-from analysis.records.frames import Frames, select_runs, to_dicts
+from analysis.records.frames import Frames, rows_as_dicts, select_runs
 from analysis.records.loading import OWN
-from analysis.records.log import read_json_lines_as
+from analysis.records.log import read_json_lines
 from analysis.records.schema import EpochLine, LogLine, StepLine, field_descriptions_by_name
 from analysis.records.store import Attempt
 from experiments.commands._arguments import Filters
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
-from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_all_runs, run_configs
+from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_all_runs, parse_run_configs
 from experiments.config.folders import ResultFolders
 from experiments.worker.errors import explain_import_error
 
@@ -57,7 +57,7 @@ class CurvePoint(NamedTuple):
     """Numbers of one step, by the names of their curves."""
 
     step: int
-    at_s: float  # since the run began
+    since_start_s: float
     value_by_curve: dict[str, float]
 
 
@@ -85,11 +85,11 @@ class TensorBoardExporter:
         """Add what is new of the runs that fit these filters; return the number of runs by now."""
         runs = filter_runs(load_all_runs(self.folders), filters)
         runs = runs[runs["config_json"].notna()]
-        label_by_key = dict(zip(runs["key"], label_configs(run_configs(runs)), strict=True))
+        label_by_key = dict(zip(runs["key"], label_configs(parse_run_configs(runs)), strict=True))
         is_own = runs["source"].eq(OWN)
         own_runs = runs[is_own]
         for name in iterate_with_progress([*dict.fromkeys(own_runs["run_id"])], "runs"):
-            rows = to_dicts(own_runs[own_runs["run_id"] == name])
+            rows = rows_as_dicts(own_runs[own_runs["run_id"] == name])
             row_by_variant = {row["key"].partition("/")[2]: row for row in rows}
             attempts = self.folders.store.list_attempts(name)
             if not attempts:  # they were removed meanwhile
@@ -100,7 +100,7 @@ class TensorBoardExporter:
                 for variant, points in points_by_variant.items():
                     row = row_by_variant[variant]
                     self._add_points(row, label_by_key[row["key"]], points)
-        new_rows = [row for row in to_dicts(runs[~is_own]) if row["key"] not in self.writer_by_key]
+        new_rows = [row for row in rows_as_dicts(runs[~is_own]) if row["key"] not in self.writer_by_key]
         if new_rows:
             shipped = parquet.read_parquet(self.folders.shipped)
             frames = select_runs(shipped, [row["key"] for row in new_rows])
@@ -116,7 +116,7 @@ class TensorBoardExporter:
     def _read_new_points(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
         """Return what rank 0 has logged since the last call, by variant, and the number of its lines."""
         try:
-            lines, _ = read_json_lines_as(attempt.rank_log_path(0), LogLine)
+            lines, _ = read_json_lines(attempt.rank_log_path(0), LogLine)
         except (FileNotFoundError, DamagedFileError):
             return {}, 0
         points_by_variant = defaultdict[str, list[CurvePoint]](list)
@@ -150,7 +150,7 @@ class TensorBoardExporter:
                 self.summary_type.Value(tag=curve, simple_value=value)
                 for curve, value in point.value_by_curve.items()
             ]
-            self._add_event(key, point.step, started_s + point.at_s, self.summary_type(value=values))
+            self._add_event(key, point.step, started_s + point.since_start_s, self.summary_type(value=values))
         self.writer_by_key[key].flush()
 
     def _add_event(self, key: str, step: int, at_s: float, summary: Any) -> None:
@@ -163,7 +163,7 @@ def _recorded_points(frames: Frames, key: str) -> Iterator[CurvePoint]:
     steps = frames.steps[(frames.steps["key"] == key) & (frames.steps["rank"] == 0)]
     epochs = frames.epochs[frames.epochs["key"] == key]
     for line_type, rows in (("step", steps), ("epoch", epochs)):
-        for row in to_dicts(rows):
+        for row in rows_as_dicts(rows):
             at_s = row.get("wall_s") or row.get("start_s") or 0.0
             yield CurvePoint(row["step"], at_s, _curve_values(line_type, row))
 

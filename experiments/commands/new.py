@@ -15,7 +15,7 @@ from experiments.commands._arguments import PROGRAM
 from experiments.config import choices, dataset_files
 from experiments.config.folders import ROOT
 from experiments.config.machines import SlurmCluster
-from experiments.training.settings import field_types, setting_meaning
+from experiments.training.settings import setting_meaning, type_by_field
 from sparsify import ranges
 from sparsify.ranges import format_value
 
@@ -100,10 +100,10 @@ def render_new_file(kind: NewFile, name: str, **template_values: Any) -> str:
 
 def _list_slurm_fields() -> Iterator[str]:
     """Yield a line for each field of a SLURM cluster: its default, and what it means."""
-    type_by_field = field_types(SlurmCluster)
+    types = type_by_field(SlurmCluster)
     for field in dataclasses.fields(SlurmCluster):
         if field.default is not dataclasses.MISSING:
-            meaning = setting_meaning(type_by_field[field.name])
+            meaning = setting_meaning(types[field.name])
             yield f"{field.name}: {ranges.format_argument(field.default)} # {meaning}\n"
 
 

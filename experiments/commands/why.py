@@ -12,7 +12,7 @@ from analysis import run_differences
 from analysis.records import schema
 from analysis.records.configs import configs_by_variant
 from analysis.records.files import DamagedFileError
-from analysis.records.log import read_json_lines_as
+from analysis.records.log import read_json_lines
 from analysis.records.store import Attempt
 from experiments.commands._arguments import RunName, Runs
 from experiments.commands._named_runs import (
@@ -81,12 +81,12 @@ def describe_attempt_differences(a: Attempt, b: Attempt) -> str:
 def _compare_outcomes(a: Attempt, b: Attempt) -> str:
     """Return the outcomes of two attempts, or of each variant that takes turns in both."""
     from analysis.records.attempts import load_valid_attempts  # pandas comes with it
-    from analysis.records.frames import to_dicts
+    from analysis.records.frames import rows_as_dicts
 
     rows_by_attempt = dict[Attempt, dict[str, Any]]()
     for attempt in (a, b):
         frames = load_valid_attempts([attempt] if attempt.is_valid() else []).frames
-        rows_by_attempt[attempt] = {row["variant"]: row for row in to_dicts(frames.runs)}
+        rows_by_attempt[attempt] = {row["variant"]: row for row in rows_as_dicts(frames.runs)}
     incomplete = [attempt.run_id for attempt, rows in rows_by_attempt.items() if not rows]
     if incomplete:
         return f"what they came to is not known: {', '.join(incomplete)} has no whole record"
@@ -124,7 +124,7 @@ def _describe_steps(attempt: Attempt) -> Iterator[str]:
     paths = attempt.find_rank_logs()
     if not paths:
         return
-    log_lines, num_broken = read_json_lines_as(paths[0], schema.LogLine)
+    log_lines, num_broken = read_json_lines(paths[0], schema.LogLine)
     steps = [line for line in log_lines if isinstance(line, schema.StepLine)]
     epochs = [line for line in log_lines if isinstance(line, schema.EpochLine)]
     broken = f", {num_broken} broken" if num_broken else ""

@@ -106,7 +106,7 @@ def describe_option(group: str, option: str) -> str:
     return "\n".join(lines)
 
 
-def parameter_meanings(registry: Registry, name: str) -> dict[str, str]:
+def meaning_by_parameter(registry: Registry, name: str) -> dict[str, str]:
     """Return the meaning of each parameter of an entry.
 
     A meaning is from the entry's docstring, or else from that of the entry in `COMMON_ENTRY_BY_NOUN`, which

@@ -85,7 +85,9 @@ def digest_by_measuring_file() -> dict[str, str]:
     )
 
 
-def changed_sources(recorded_digest_by_path: Mapping[str, str], chosen_names: Collection[str]) -> list[str]:
+def changed_measuring_files(
+    recorded_digest_by_path: Mapping[str, str], chosen_names: Collection[str]
+) -> list[str]:
     """Return the recorded source files that have changed since.
 
     Args:

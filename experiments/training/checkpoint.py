@@ -32,7 +32,7 @@ from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import make_once_for_virtual_ranks
-from experiments.training.stop_signal import GO_ON, STOP, Preempted, StopAgreement, StopSignal
+from experiments.training.stop_signal import Preempted, StepVote, StopAgreement, StopSignal
 from sparsify.comm import Comm, gather_json
 from sparsify.wrappers.aggregator import Aggregator
 
@@ -161,7 +161,7 @@ class Checkpointer:
                     remove_path(path)
             self._report_faults(faults, step)
         self.comm.barrier()
-        if self.agreement.vote_now() == STOP:
+        if self.agreement.vote_now() == StepVote.STOP:
             raise Preempted(step)
         return step
 
@@ -184,10 +184,10 @@ class Checkpointer:
             Preempted: after saving; somebody was told to stop.
         """
         word = self.agreement.vote_after_step()
-        if word != GO_ON:
+        if word != StepVote.GO_ON:
             state.steps.write_waiting_steps()
             self.save(num_steps, state)
-        if word == STOP:
+        if word == StepVote.STOP:
             raise Preempted(num_steps)
 
     def save(self, num_steps: int, state: TrainingState) -> None:

@@ -46,13 +46,13 @@ def slim_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     return vgg16(channels, pixels, classes, width_divisor=4)
 
 
-def small_cnn(channels: int, pixels: int, classes: int, first: int = 16) -> nn.Module:
+def small_cnn(channels: int, pixels: int, classes: int, first_width: int = 16) -> nn.Module:
     """Three strided convolutions with batch norm, one linear layer: 34,058 parameters for CIFAR-10.
 
     Strides instead of poolings halve the time of a step on one CPU core, which P virtual workers share.
     """
     layers: list[nn.Module] = []
-    for width in (first, 2 * first, 4 * first):
+    for width in (first_width, 2 * first_width, 4 * first_width):
         convolution = nn.Conv2d(channels, width, 3, stride=2, padding=1)
         layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         channels = width
@@ -62,7 +62,7 @@ def small_cnn(channels: int, pixels: int, classes: int, first: int = 16) -> nn.M
 
 def wide_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
     """`small_cnn` with four times its channels: 412,682 parameters for CIFAR-10."""
-    return small_cnn(channels, pixels, classes, first=64)
+    return small_cnn(channels, pixels, classes, first_width=64)
 
 
 def fnn3(channels: int, pixels: int, classes: int, hidden: int = 200) -> nn.Module:
@@ -163,7 +163,7 @@ def resnet20(channels: int, pixels: int, classes: int) -> nn.Module:
     return resnet(channels, classes, (16, 32, 64), blocks=3, projects=False)
 
 
-class Whitening(nn.Module):
+class WhiteningConvolution(nn.Module):
     """A convolution 2 x 2 that is fitted to images, not trained.
 
     It gives the principal components of every patch, each with variance 1 over the images, and their
@@ -237,10 +237,11 @@ class ScaledLogits(nn.Module):
 def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
     """Make a small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
 
-    A fitted `Whitening`, three times `HalvingBlock`, the greatest over pixels, one linear layer without bias.
-    After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
+    A fitted `WhiteningConvolution`, three times `HalvingBlock`, the greatest over pixels, one linear layer
+    without bias. After Page's ResNet-9 and Jordan's airbench94 (see `WhiteningConvolution`), with fewer
+    channels, for CPUs.
     """
-    whitening = Whitening(channels)
+    whitening = WhiteningConvolution(channels)
     layers = list[nn.Module]([whitening, nn.GELU()])
     width = whitening.width
     for wider in (64, 128, 256):
@@ -274,7 +275,7 @@ def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     return model
 
 
-def import_transformers(model: str) -> Any:
+def import_transformers(model_name: str) -> Any:
     """Import the package transformers, which only some models need.
 
     Raises:
@@ -284,8 +285,8 @@ def import_transformers(model: str) -> Any:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise ValueError(
-            f"{model} is transformers' implementation, and transformers is not installed here ({error}): "
-            "`make transformers` installs it"
+            f"{model_name} is transformers' implementation, and transformers is not installed here "
+            f"({error}): `make transformers` installs it"
         ) from error
 
 

@@ -47,7 +47,7 @@ class Settings(Mapping[str, Any]):
         """
         kind = cls.subclass_for(values)
         arguments = {}
-        for name, allowed in field_types(kind).items():
+        for name, allowed in type_by_field(kind).items():
             if name in values:
                 value = values[name]
                 inner = nested_settings_class(allowed)
@@ -60,7 +60,7 @@ class Settings(Mapping[str, Any]):
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as records have them: nested dicts, lists, numbers, words."""
         added = _defaults_of_added_fields(type(self))
-        values = {name: getattr(self, name) for name in field_types(type(self))}
+        values = {name: getattr(self, name) for name in type_by_field(type(self))}
         return {name: to_plain(value) for name, value in values.items() if value != added.get(name, MISSING)}
 
     def get_setting(self, dotted: str) -> Any:
@@ -101,7 +101,7 @@ def iterate_setting_types(
     Args:
         class_by_part: the class of a part, by its name; None where the part is left out.
     """
-    for key, allowed in field_types(settings_class).items():
+    for key, allowed in type_by_field(settings_class).items():
         inner = nested_settings_class(allowed)
         part_class = class_by_part.get(key, inner)
         if inner is None:
@@ -117,7 +117,7 @@ def setting_meaning(allowed: Any) -> str:
 
 
 @cache
-def field_types(settings_class: Any) -> dict[str, Any]:
+def type_by_field(settings_class: Any) -> dict[str, Any]:
     """Return the fields of a class and their types, annotated with their meanings."""
     types = get_type_hints(settings_class, include_extras=True)
     for field in fields(settings_class):

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:  # a worker listens for signals before torch is loaded, which 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 _continued = list[float]()  # when this process went on after it was stopped, as by `scontrol suspend`
 MAX_WAIT_ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
-GO_ON = 0
-SAVE = 1
-STOP = 2
 
 
 def count_sigcont_signals() -> int:
@@ -82,6 +80,14 @@ MAX_VOTE_INTERVAL_S = 8.0
 MAX_STEPS = 1000  # between two votes, should steps take no time at all
 
 
+class StepVote(IntEnum):
+    """The action at the end of a step for which a worker votes; the largest vote wins."""
+
+    GO_ON = 0
+    SAVE = 1
+    STOP = 2
+
+
 class StopAgreement:
     """The workers' agreement on what to do at the end of a step, with the delay of one vote.
 
@@ -105,19 +111,19 @@ class StopAgreement:
         self.votes_s = VOTE_INTERVAL_S  # between two of them
         self.voted_at = self.saved_at = clock()
 
-    def vote_now(self) -> int:
-        """Collect every worker's vote now, and return GO_ON or STOP.
+    def vote_now(self) -> StepVote:
+        """Collect every worker's vote now, and return StepVote.GO_ON or STOP.
 
         Blocks, so call it outside timed steps.
         """
-        self.comm.lagged_max(STOP if self.stop.is_set else GO_ON)
-        return self.comm.lagged_max(GO_ON)
+        self.comm.lagged_max(StepVote.STOP if self.stop.is_set else StepVote.GO_ON)
+        return StepVote(self.comm.lagged_max(StepVote.GO_ON))
 
-    def vote_after_step(self) -> int:
-        """GO_ON, SAVE or STOP; call it after every step."""
+    def vote_after_step(self) -> StepVote:
+        """Return the action that the last vote decided; call it after every step."""
         self.steps += 1
         if self.steps < self.gap:
-            return GO_ON
+            return StepVote.GO_ON
         own_vote = self._own_vote() * (MAX_STEPS + 1) + self._propose_gap()
         started_s = self.clock()
         word, gap = divmod(self.comm.lagged_max(own_vote), MAX_STEPS + 1)
@@ -125,15 +131,15 @@ class StopAgreement:
             self.votes_s = min(2 * self.votes_s, MAX_VOTE_INTERVAL_S)
         self.gap = max(gap, 1)
         self.steps = 0
-        return word
+        return StepVote(word)
 
-    def _own_vote(self) -> int:
+    def _own_vote(self) -> StepVote:
         if self.stop.is_set:
-            return STOP
+            return StepVote.STOP
         if self.comm.rank or self.save_every_s is None or self.clock() - self.saved_at < self.save_every_s:
-            return GO_ON
+            return StepVote.GO_ON
         self.saved_at = self.clock()  # asked once
-        return SAVE
+        return StepVote.SAVE
 
     def _propose_gap(self) -> int:
         """Rank 0's alone: clocks and loads differ."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from experiments.training.datasets import REGISTRY, Dataset, Split
-from experiments.training.networks import Whitening
+from experiments.training.networks import WhiteningConvolution
 from sparsify.core import host_sync
 
 IGNORED_LABEL = -100  # instead of a label: torch's cross-entropy leaves it out
@@ -248,7 +248,7 @@ class FastImageTask(Task):
         model = super().make_network(data)
         images = data.normalize(data.read_images(data.train.images[: self.num_fitted_images]).float())
         for layer in model.modules():
-            if isinstance(layer, Whitening):
+            if isinstance(layer, WhiteningConvolution):
                 layer.fit(images.permute(0, 3, 1, 2).cpu())
         return model
 

@@ -101,11 +101,11 @@ class VectorModel(nn.Module):
         self.tensors = nn.ParameterList(Parameter(torch.zeros(shape)) for _ in range(tensors))
 
     def forward(self, gradient: Tensor) -> Tensor:
-        loss: Tensor = GivenGradient.apply(gradient, *self.tensors)
+        loss: Tensor = GivenGradientLoss.apply(gradient, *self.tensors)
         return loss
 
 
-class GivenGradient(torch.autograd.Function):
+class GivenGradientLoss(torch.autograd.Function):
     """A loss of 0 whose gradient is given: backpropagation costs nothing."""
 
     @staticmethod

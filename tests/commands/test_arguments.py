@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from experiments.config.choices import parameter_meanings
+from experiments.config.choices import meaning_by_parameter
 from sparsify.core.spec import read_constant
 from tests.conftest import Command, fine, python, refused
 
@@ -105,7 +105,7 @@ def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) 
     for name in commands.command_names():
         assert read_constant(commands.REGISTRY.folder / f"{name}.py", "GROUP") in commands.GROUPS, name
         assert len(commands.REGISTRY.summary(name)) > 10, name
-        assert set(parameter_meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (
+        assert set(meaning_by_parameter(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (
             name
         )
     refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --cfg, --force")

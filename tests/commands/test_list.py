@@ -96,6 +96,6 @@ def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folder
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
     assert "\\|" in make_run_table(runs).to_markdown()
     trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
-    outcomes = _run_table.outcome_columns(trained)
+    outcomes = _run_table.outcome_column_by_heading(trained)
     shown = {title: [None if pd.isna(cell) else cell for cell in cells] for title, cells in outcomes.items()}
     assert shown == {"top-1": [71.0, None], "loss": [None, 1.25]}

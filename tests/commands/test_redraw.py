@@ -101,7 +101,7 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
                 killed.append(process)
             yield _drawing.find_figure_records(*name, folders, empty_frames())
 
-    found = [*_drawing.draw_in_parallel(names, stored(), tmp_path)]
+    found = [*_drawing.write_figures_in_parallel(names, stored(), tmp_path)]
     assert killed
     assert [isinstance(each, _drawing.RenderedFigure) and each.picture.exists() for each in found] == [
         True

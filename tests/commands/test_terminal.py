@@ -41,7 +41,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
         for name, value in around.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "stdout", terminal)
-        _terminal.print_table(table, clipped=clipped)
+        _terminal.print_table(table, clipped_column=clipped)
         return terminal.getvalue()
 
     return call

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.config import choices, machines
 from experiments.config import config as fields
-from experiments.config.choices import parameter_meanings
+from experiments.config.choices import meaning_by_parameter
 from experiments.tasks import FILES
 from experiments.training.settings import setting_meaning as meaning_of
 from sparsify.core.spec import Registry
@@ -18,7 +18,7 @@ def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
     for noun, registry in choices.REGISTRIES.items():
         task_files = FILES if noun == "task" else ()
         for name in {*shipped(registry.folder), *task_files}:
-            said = parameter_meanings(registry, name)
+            said = meaning_by_parameter(registry, name)
             assert set(said) == set(registry.parameters(name)), name
             for key, meaning in said.items():
                 assert len(meaning) > 10, (name, key)
@@ -49,4 +49,4 @@ def test_defaults_may_be_computed_and_parameters_explained_together(tmp_path: Pa
     )
     registry = Registry("method", "none", tmp_path)
     assert registry.defaults("comb") == {"density": 0.001, "a": 0.5, "b": 2}
-    assert parameter_meanings(registry, "comb") == {"density": "k/n: at most.", "a": "both.", "b": "both."}
+    assert meaning_by_parameter(registry, "comb") == {"density": "k/n: at most.", "a": "both.", "b": "both."}

@@ -52,14 +52,14 @@ def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path) -> None:
     chosen = {"topk", "cnn_digits", "digits"}
     for file in MEASURING + OTHERS:
         matters = file in MEASURING
-        assert code_version.changed_sources(before, chosen) == []
+        assert code_version.changed_measuring_files(before, chosen) == []
         (checkout / file).write_text("2\n")
-        assert code_version.changed_sources(before, chosen) == [file] * matters
+        assert code_version.changed_measuring_files(before, chosen) == [file] * matters
         (checkout / file).unlink()
-        assert code_version.changed_sources(before, chosen) == [file] * matters
+        assert code_version.changed_measuring_files(before, chosen) == [file] * matters
         (checkout / file).write_text("1\n")
     (checkout / "sparsify" / "new.py").touch()  # what uses it has changed as well
-    assert code_version.changed_sources(before, chosen) == []
+    assert code_version.changed_measuring_files(before, chosen) == []
 
 
 def of_other_code(results: Path, *words: str) -> Attempt:

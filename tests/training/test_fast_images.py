@@ -30,9 +30,9 @@ def coloured(n: int = 200) -> Dataset:
     return replace(digits, train=Split(images, digits.train.labels[:n]))
 
 
-def fitted(images: Tensor) -> tuple[networks.Whitening, Tensor]:
+def fitted(images: Tensor) -> tuple[networks.WhiteningConvolution, Tensor]:
     """Return a layer that was fitted to images, and its outputs for them by channel."""
-    whitening = networks.Whitening(3)
+    whitening = networks.WhiteningConvolution(3)
     whitening.fit(images)
     return whitening, whitening(images).transpose(0, 1).flatten(1)
 
@@ -56,7 +56,7 @@ def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: Fa
     data = coloured()
     model = model_of(task, data)
     inputs, _ = task.evaluation_batch(data, data.train, torch.float32)
-    (whitening,) = (layer for layer in model.modules() if isinstance(layer, networks.Whitening))
+    (whitening,) = (layer for layer in model.modules() if isinstance(layer, networks.WhiteningConvolution))
     variances = whitening(inputs).transpose(0, 1).flatten(1).var(1)
     assert torch.allclose(variances, torch.ones(whitening.width), atol=0.1)
     assert not [*whitening.parameters()]

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from experiments.training import stop_signal as stop_rules
-from experiments.training.stop_signal import GO_ON, SAVE, STOP, StopAgreement, StopSignal
+from experiments.training.stop_signal import StepVote, StopAgreement, StopSignal
 from slurm.worker_process import STOP_SIGNALS
 from sparsify.comm import Comm, virtual
 from tests.conftest import ROOT
@@ -25,8 +25,8 @@ def test_all_stop_after_the_same_step_whoever_was_told() -> None:
             now[0] += 1e-3 * (1 + comm.rank)  # clocks differ
             if comm.rank == 2 and step == 777:
                 stop.received_at_s = 0.0
-            if (word := agreement.vote_after_step()) != GO_ON:
-                assert word == STOP
+            if (word := agreement.vote_after_step()) != StepVote.GO_ON:
+                assert word == StepVote.STOP
                 return step
         raise AssertionError("nobody stopped")
 
@@ -81,7 +81,7 @@ def test_rank_0s_clock_says_when_to_save_and_once() -> None:
         for _ in range(100):
             now[0] += 2.0
             words.append(agreement.vote_after_step())
-        return [at for at, word in enumerate(words) if word == SAVE]
+        return [at for at, word in enumerate(words) if word == StepVote.SAVE]
 
     first, second = virtual.run(2, body)
     assert first == second
