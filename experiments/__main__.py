@@ -67,13 +67,13 @@ def _run_command(words: Sequence[str]) -> int:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _report_error(error, _explain_permission(error), BAD_INPUT, is_traced)
         if error.errno in NO_SPACE:
-            where = "" if error.filename is None else f"{error.filename}: "
-            return _report_error(error, f"{where}{NO_SPACE[error.errno]}", FAILED, is_traced)
+            place = "" if error.filename is None else f"{error.filename}: "
+            return _report_error(error, f"{place}{NO_SPACE[error.errno]}", FAILED, is_traced)
         if error.errno == errno.ELOOP:
             return _report_error(error, _explain_link(error), FAILED, is_traced)
         if error.errno in FILE_ERRORS:
-            what = f"{error.filename2 or error.filename or 'a file'} {FILE_ERRORS[error.errno]}"
-            return _report_error(error, what, FAILED, is_traced)
+            sentence = f"{error.filename2 or error.filename or 'a file'} {FILE_ERRORS[error.errno]}"
+            return _report_error(error, sentence, FAILED, is_traced)
         if error.filename is not None:
             return _report_error(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
         raise
@@ -96,14 +96,14 @@ def _explain_permission(error: OSError) -> str:
     """Return the sentence for a file or a folder that this user may not read, enter or write."""
     from analysis.records.store import is_unreadable
 
-    named = error.filename
-    path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else Path()
+    filename = error.filename
+    path = Path(os.fsdecode(filename)) if isinstance(filename, str | bytes) else Path()
     closed = [folder for folder in path.parents if os.path.isdir(folder) and not os.access(folder, os.X_OK)]
     if closed or is_unreadable(path):
         advice = "let its owner share it, or set SPARSIFY_RESULTS to a folder of yours"
         return f"{[path, *closed][-1]} may not be read by you: {advice}"
-    what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
-    return f"{named or 'a file'} {what}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
+    fault = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
+    return f"{filename or 'a file'} {fault}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
 
 
 def _report_error(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:
@@ -124,17 +124,17 @@ def _parse_command(words: Sequence[str]) -> Callable[[], int]:
     if position is None:
         return partial(_run_without_command, words)
     command = words[position]
-    rest = [*words[:position], *words[position + 1 :]]
+    other_words = [*words[:position], *words[position + 1 :]]
     if command not in commands.command_names():
         raise ValueError(describe_unknown("command", command, commands.command_names()))
-    asks = not {"-h", "--help"}.isdisjoint(rest)
-    parser = commands.make_parser(command, rest, with_help=asks)
-    if asks:
+    asks_for_help = not {"-h", "--help"}.isdisjoint(other_words)
+    parser = commands.make_parser(command, other_words, with_help=asks_for_help)
+    if asks_for_help:
         from experiments.commands._help import explain_command_words
 
-        parser.epilog = explain_command_words(command, rest)
+        parser.epilog = explain_command_words(command, other_words)
     try:
-        arguments = parser.parse_words(rest)
+        arguments = parser.parse_words(other_words)
     except SystemExit:  # argparse's way to end after help
         return lambda: OK
     return partial(commands.import_command(command), **arguments)

@@ -70,7 +70,7 @@ class FigureRecords:
 class RedrawResult(NamedTuple):
     """The figures that were drawn again."""
 
-    drawn: list[RenderedFigure]
+    rendered: list[RenderedFigure]
     are_all_written: bool
 
 
@@ -196,16 +196,16 @@ def redraw_recorded_figures(folders: ResultFolders, chosen_figures: Sequence[Fig
     pictures = [(figure, profile) for figure in chosen_figures for profile in figure.profiles]
     records = (_return_os_error(find_figure_records, *picture, folders, shipped) for picture in pictures)
     results = write_figures_in_parallel(pictures, records, folders.figures)
-    drawn = list[RenderedFigure]()
+    rendered = list[RenderedFigure]()
     are_all_written = True
     for (figure, profile), result in zip(iterate_with_progress(pictures, "figures"), results, strict=True):
         if isinstance(result, OSError):
-            where = result.filename2 or result.filename or folders.figures
-            say(f"{figure.name}-{profile} can't be written: {where}: {result.strerror}")
+            path = result.filename2 or result.filename or folders.figures
+            say(f"{figure.name}-{profile} can't be written: {path}: {result.strerror}")
             are_all_written = False
         elif result:
-            drawn.append(result)
-    return RedrawResult(drawn, are_all_written)
+            rendered.append(result)
+    return RedrawResult(rendered, are_all_written)
 
 
 def write_figures_in_parallel(

@@ -84,8 +84,8 @@ def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
 
 def join_first_names(names: Sequence[str]) -> str:
     """Return the names with commas between them, and the number of those beyond the first 20."""
-    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+    remainder = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + remainder
 
 
 def occurs_in_name(word: str, name: str) -> bool:
@@ -181,10 +181,11 @@ def query_status_by_attempt(attempts: Iterable[Attempt], folders: ResultFolders)
     attempts_by_conf: dict[str | None, list[Attempt]] = {}
     for attempt, conf in conf_by_attempt.items():
         attempts_by_conf.setdefault(conf, []).append(attempt)
-    view_by_conf = {
-        conf: query_status_snapshot(conf, same, folders) for conf, same in attempts_by_conf.items()
+    snapshot_by_conf = {
+        conf: query_status_snapshot(conf, cluster_attempts, folders)
+        for conf, cluster_attempts in attempts_by_conf.items()
     }
-    return {attempt: view_by_conf[conf].run_status(attempt) for attempt, conf in conf_by_attempt.items()}
+    return {attempt: snapshot_by_conf[conf].run_status(attempt) for attempt, conf in conf_by_attempt.items()}
 
 
 def query_status_snapshot(

@@ -54,10 +54,10 @@ def claims() -> int:
 def judge_best_profile(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
     """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
     for profile in PROFILES_BEST_FIRST:
-        is_drawn = profile in figure.profiles
-        records = find_figure_records(figure, profile, folders, shipped) if is_drawn else None
-        if records:
-            return figure.judge(records.frames)
+        if profile in figure.profiles:
+            records = find_figure_records(figure, profile, folders, shipped)
+            if records:
+                return figure.judge(records.frames)
     return figure.judge(empty_frames())
 
 

@@ -47,8 +47,8 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     if not len(runs):
         raise ValueError("no whole run is meant by these words; `list` shows what there is")
     by = axes.get("by") or "method.name"
-    x = axes.get("x") or _find_only_axis(runs, by)
-    comparison = Comparison(x, axes.get("y") or _quality_column(runs), by, axes.get("ref"))
+    x_setting = axes.get("x") or _find_only_axis(runs, by)
+    comparison = Comparison(x_setting, axes.get("y") or _quality_column(runs), by, axes.get("ref"))
     frames = empty_frames()._replace(runs=runs)
     table = comparison.table(frames)
     figure_file = None if save is None else _save_figure_file(save, comparison, runs)

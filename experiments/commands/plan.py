@@ -85,10 +85,8 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
     estimated_runs = [(run, estimate) for run, estimate in estimates if estimate]
     if estimated_runs:
         expected_s = 0.0
-        for (
-            run,
-            estimate,
-        ) in estimated_runs:  # a timed run takes all of the machine, another the cores that it needs
+        # A timed run takes all of the machine, another the cores that it needs.
+        for run, estimate in estimated_runs:
             share = 1.0 if run.is_timing else min(1.0, run.num_cores / count_usable_cores())
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"

@@ -250,15 +250,15 @@ def make_item_pages(
         )
         for picture in todo
     )
-    made_pages = call_in_parallel(calls, len(todo))
-    for (figure, profile), made in zip(iterate_with_progress(todo, "figures"), made_pages, strict=True):
-        made_list = [made] if made else []
-        pages_by_picture[figure.name, profile] = made_list
-        if made and made.damage:
-            say(f"{figure.name} ({profile}) is left out: {made.damage}")
-        elif made or shipped.is_whole:
+    page_results = call_in_parallel(calls, len(todo))
+    for (figure, profile), new_page in zip(iterate_with_progress(todo, "figures"), page_results, strict=True):
+        new_pages = [new_page] if new_page else []
+        pages_by_picture[figure.name, profile] = new_pages
+        if new_page and new_page.damage:
+            say(f"{figure.name} ({profile}) is left out: {new_page.damage}")
+        elif new_page or shipped.is_whole:
             digest = digest_item_page(figure, profile, folders, shipped)  # a picture may have been drawn
-            site.store_for_next_report(figure.file_stem(profile), digest, msgspec.to_builtins(made_list))
+            site.store_for_next_report(figure.file_stem(profile), digest, msgspec.to_builtins(new_pages))
         parquet.release_arrow_memory()
     return [page for item_pages in pages_by_picture.values() for page in item_pages]
 

@@ -76,8 +76,8 @@ def describe_sweep(
         for attempt, run in statuses.items()
         if run.state != "done" or run.why or any(word in attempt.run_id for word in words)
     ]
-    listed = shown[:MAX_LISTED]
-    for attempt, label in zip(listed, label_attempts(listed), strict=True):
+    listed_attempts = shown[:MAX_LISTED]
+    for attempt, label in zip(listed_attempts, label_attempts(listed_attempts), strict=True):
         lines.append(f"  {attempt.run_id} ({label}): {_describe_run(attempt, statuses[attempt], folders)}")
     if len(shown) > MAX_LISTED:
         lines.append(f"  ... and {len(shown) - MAX_LISTED} more")
@@ -95,15 +95,15 @@ def _describe_run(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> s
         return run.state + (f" ({run.why})" if run.why else "")
     advice = f"; {POLICIES[run.kind].advice}" if run.kind in POLICIES and POLICIES[run.kind].advice else ""
     error_logs = [path for path in find_log_files(attempt, folders) if path.suffix == ".err"]
-    where = f" [{error_logs[0]}]" if error_logs and run.kind == "error" else ""
+    log_hint = f" [{error_logs[0]}]" if error_logs and run.kind == "error" else ""
     state = run.display_state if run.display_state == run.kind else f"{run.state} ({run.kind})"
-    return f"{state}: {run.why}{advice}{where}"
+    return f"{state}: {run.why}{advice}{log_hint}"
 
 
 def _describe_time_left(statuses: Mapping[Attempt, RunStatus]) -> str:
     """Return the time left, from the durations of finished runs and the number of runs at a time."""
-    done = [attempt for attempt, run in statuses.items() if run.state == "done"]
-    durations_s = [*filter(None, map(_duration_s, done))]
+    done_attempts = [attempt for attempt, run in statuses.items() if run.state == "done"]
+    durations_s = [*filter(None, map(_duration_s, done_attempts))]
     num_left = sum(run.is_under_way for run in statuses.values())
     num_running = sum(run.state == "running" for run in statuses.values())
     if not durations_s or not num_left or not num_running:

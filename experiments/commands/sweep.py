@@ -14,4 +14,4 @@ def sweep(words: ItemsAndSettings, *, all: bool = False) -> int:
         words: figures, with settings for their runs; or the settings of one run, or of a grid.
         all: also make the runs that make a figure firmer, mostly with more seeds.
     """
-    return run_in_allocation(words, say, with_optional_runs=all)
+    return run_in_allocation(words, say, include_additional=all)

@@ -17,10 +17,10 @@ class ResultFolders:
     shipped = ROOT / "results" / "shipped"
 
     def __init__(self, results: Path | None = None) -> None:
-        named = results or os.path.realpath(
+        folder = results or os.path.realpath(
             environment.folder_from_variable("SPARSIFY_RESULTS") or ROOT / "results"
         )
-        self.results = environment.require_utf8(Path(named), "the folder of results (SPARSIFY_RESULTS)")
+        self.results = environment.require_utf8(Path(folder), "the folder of results (SPARSIFY_RESULTS)")
         self.store = Store(self.results / "runs")  # a folder for each run
         self.scratch = self.results / "launch"  # what launching needs, and no figure
         self.code = self.scratch / "code"  # a copy for each version that was submitted

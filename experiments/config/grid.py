@@ -38,7 +38,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     axes = [
         (key, grammar.parse_values(key, text, MAX_RUNS)) for key, text in map(grammar.split_key_value, words)
     ]
-    if math.prod(len(listed) for _, listed in axes) > MAX_RUNS:
+    if math.prod(len(values) for _, values in axes) > MAX_RUNS:
         longest = max(range(len(axes)), key=lambda place: len(axes[place][1]))
         raise ValueError(
             f"these words mean more than {MAX_RUNS} runs, the most at a time; the longest list is "
@@ -46,7 +46,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
         )
     keys = [key for key, _ in axes]
     runs = list[Run]()
-    for point in product(*(listed for _, listed in axes)):
+    for point in product(*(values for _, values in axes)):
         settings = dict(zip(keys, point, strict=True))
         runs.append(Run(settings, settings.pop("variants", {})))
     return runs

@@ -94,12 +94,12 @@ def plan_runs_with_data(configs: Sequence[Config], say: Callable[[str], None]) -
     local_configs = [config for config in configs if not isinstance(config.cluster, SlurmCluster)]
     gpu_configs = [config for config in local_configs if config.device == "cuda"]
     if gpu_configs and not has_gpu():
-        what = "device=cuda"
+        choice = "device=cuda"
         instead = "device=cpu"
         if gpu_configs[0].profile == "paper":
-            what = "profile=paper (device=cuda)"
+            choice = "profile=paper (device=cuda)"
             instead = "profile=laptop"
-        raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
+        raise ValueError(f"{choice} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
     distinct = {run_id(config): config for config in configs}
     return [PlannedRun(*dataset_files.ensure_dataset(config, say_once)) for config in distinct.values()]
@@ -130,8 +130,8 @@ def describe_code_changes(attempts: Iterable[Attempt]) -> str:
     if not names:
         return ""
     files = sorted({file for files in files_by_attempt.values() for file in files})
-    who = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return f"{who}: {explain_changed_files(files)}"
+    subject = names[0] if len(names) == 1 else f"{len(names)} runs"
+    return f"{subject}: {explain_changed_files(files)}"
 
 
 def explain_changed_files(files: Sequence[str]) -> str:

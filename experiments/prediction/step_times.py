@@ -180,10 +180,10 @@ def make_exchange_model_by_overlap_end(
     method = method_name.partition("-")[0]
     num_workers = scenario.workers
     options = {"density": scenario.density} if "density" in sparsify.defaults(method) else {}
-    built = sparsify.build(method, **options)
+    built_method = sparsify.build(method, **options)
     k = num_selected(scenario.elements, scenario.density)
     if method not in SPLIT_BY_REGION:
-        replay = ExchangeReplay(built, scenario.elements, num_workers)
+        replay = ExchangeReplay(built_method, scenario.elements, num_workers)
         selections = [SparseVector(torch.arange(k), torch.ones(k))] * num_workers  # only the number counts
         return dict.fromkeys(ENDS, replay.replay_step(selections, k).simulated_seconds)
     shares = skewed_shares(scenario.skew) if scenario.skew > 1 else (1.0,)
@@ -191,8 +191,8 @@ def make_exchange_model_by_overlap_end(
     for end, overlap in zip(ENDS, scenario.overlap, strict=True):
         if end == 0 or k * num_workers <= MAX_REPLAYED:
             statistics = SelectionStatistics(scenario.density, overlap, shares)
-            drawn = SyntheticSelections(statistics, scenario.elements, num_workers)
-            replay = ExchangeReplay(built, scenario.elements, num_workers)
-            replay.replay_step(drawn, k)
-            models[end] = replay.replay_step(drawn, k).simulated_seconds
+            synthetic = SyntheticSelections(statistics, scenario.elements, num_workers)
+            replay = ExchangeReplay(built_method, scenario.elements, num_workers)
+            replay.replay_step(synthetic, k)
+            models[end] = replay.replay_step(synthetic, k).simulated_seconds
     return {end: models.get(end, models[0]) for end in ENDS}

@@ -54,7 +54,7 @@ def _read_task(path: Path, modified_ns: int) -> "partial[Any]":
     """
     text = path.read_text()
     comment = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
-    about, _, more = "\n".join(comment).partition("\n")
+    about, _, details = "\n".join(comment).partition("\n")
     try:
         values = dict(yaml.decode(text))
     except (TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def _read_task(path: Path, modified_ns: int) -> "partial[Any]":
     except TypeError as error:
         raise BrokenFile(f"{path}: family={name}: {error}") from error
     meanings = inspect.cleandoc(family.__doc__ or "").partition("Args:")[2]
-    task.__doc__ = "\n\n".join(filter(None, (about, more, f"Args:{meanings}")))
+    task.__doc__ = "\n\n".join(filter(None, (about, details, f"Args:{meanings}")))
     return task
 
 

@@ -102,21 +102,21 @@ def train_alternately(
     """
     started_s = clock()
     order = random.Random(schedule.seed)
-    done = 0
+    num_steps = 0
     elapsed_s = 0.0
     is_told_to_stop = False
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
 
     def take_turn(name: str, block: int, steps: int) -> float:
         """Train one variant for a block, and return rank 0's clock afterwards."""
-        nonlocal done, is_told_to_stop
+        nonlocal num_steps, is_told_to_stop
         training, log = variants[name]
         log.begin_block(block)
         for _ in range(steps):
             training.step()
         training.log.write_waiting_steps()
-        done += steps
-        reports = gather_json(comm, [log.seconds, clock() - started_s, after_block(done)], device)
+        num_steps += steps
+        reports = gather_json(comm, [log.seconds, clock() - started_s, after_block(num_steps)], device)
         if block:
             seconds[name].append(
                 mean_step_s_on_slowest_rank([seconds_of_rank for seconds_of_rank, *_ in reports])

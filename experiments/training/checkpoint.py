@@ -250,10 +250,9 @@ class Checkpointer:
 
     def _is_loadable(self, note: CheckpointManifest, step: int) -> bool:
         """Tell whether it is of this step and of so many ranks, and by this code."""
-        shared = [part for part in note.ranks if part.same_as < len(note.ranks)]
-        all_there = all(note.ranks[part.same_as].shared for part in shared)
-        same = (note.format, note.step, len(shared)) == (FORMAT, step, self.comm.size)
-        return same and all_there and len(note.ranks) == self.comm.size
+        if (note.format, note.step, len(note.ranks)) != (FORMAT, step, self.comm.size):
+            return False
+        return all(part.same_as < len(note.ranks) and note.ranks[part.same_as].shared for part in note.ranks)
 
     def _try_load(self, candidate: Mapping[str, Any]) -> str | None:
         """Read this rank's part; returns what is wrong with it."""

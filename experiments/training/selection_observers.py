@@ -179,8 +179,7 @@ def energy_shares_left_out_by_topk(values: Tensor) -> list[float]:
 
 def selected_share_of_slices(selected: Tensor) -> list[float]:
     """Return the share of each of `SLICES` slices that was selected."""
-    shares: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
-    return shares
+    return [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
 
 
 def selected_region_mask(values: Tensor, selected: Tensor, region_size: int, density: float) -> Tensor:

@@ -143,9 +143,9 @@ class StopAgreement:
 
     def _propose_gap(self) -> int:
         """Rank 0's alone: clocks and loads differ."""
-        now = self.clock()
-        elapsed_s = now - self.voted_at
-        self.voted_at = now
+        now_s = self.clock()
+        elapsed_s = now_s - self.voted_at
+        self.voted_at = now_s
         if self.comm.rank:
             return 0
         return min(int(self.votes_s * self.steps / elapsed_s), MAX_STEPS) if elapsed_s > 0 else MAX_STEPS

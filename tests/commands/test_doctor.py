@@ -94,7 +94,7 @@ def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Clu
     usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
     node = NodeProbe("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
     nodes = [PartitionNode("n1", "idle", 24 * 60)]
-    known = {"max_array": 1000, "nodes": nodes, **other}
+    known = {"max_array_jobs": 1000, "nodes": nodes, **other}
     return ClusterObservations(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
 
 
@@ -121,10 +121,10 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "FAULT 2 workers see 1 GPUs; cluster.gres": examined(
         {"visible_gpus": ["0"]}, {"visible_gpus": ["0"]}, words=CUDA
     ),
-    "FAULT say max_array: 500": examined({}, max_array=500),
-    "works of up to 4000 jobs": examined({}, max_array=4000),
+    "FAULT say max_array: 500": examined({}, max_array_jobs=500),
+    "works of up to 4000 jobs": examined({}, max_array_jobs=4000),
     "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
-    "note keeps no accounts": examined({}, accounting="accounting_storage/none"),
+    "note keeps no accounts": examined({}, accounting_storage="accounting_storage/none"),
     "works meet by ib0": examined({}, group_test=GroupTestResult(BOTH, ("ib0", "ib0"))),
     "works meet by ib0 and ib1": examined({}, group_test=GroupTestResult(BOTH, ("ib0", "ib1"))),
     "FAULT workers of n1 and n2: no way": examined({}, group_test=GroupTestResult(BOTH, (), "no way")),

@@ -40,7 +40,7 @@ class OptimizerRecipe:
             idle = field.name not in ("name", *PARAMETERS_BY_OPTIMIZER[self.name])
             if idle and getattr(self, field.name) != field.default:
                 users = " or ".join(
-                    name for name, used in PARAMETERS_BY_OPTIMIZER.items() if field.name in used
+                    name for name, parameters in PARAMETERS_BY_OPTIMIZER.items() if field.name in parameters
                 )
                 raise ValueError(
                     f"{field.name}={getattr(self, field.name):g} has no effect with optimiser={self.name}, "

@@ -70,8 +70,8 @@ class SharedReplica(Replica):
         self.same: Tensor | None = None  # () bool on the device, of all steps so far
 
     def update(self, rate: float, average: Tensor) -> None:
-        same = self.comm.is_equal_on_all_ranks(average)
-        self.same = same if self.same is None else self.same & same
+        is_same = self.comm.is_equal_on_all_ranks(average)
+        self.same = is_same if self.same is None else self.same & is_same
         self.comm.run_on_rank_0(lambda: step_at_rate(self.optimiser, rate))
 
     def have_averages_agreed(self) -> bool:
