@@ -136,7 +136,7 @@ class Comparison:
                     plots.draw_samples(axes, position, [factor * sample for sample in point.samples], look)
                 for point in line:
                     if point.x is None:
-                        plots.draw_horizontal_line(axes, point.value.scale_by(factor), look)
+                        plots.draw_horizontal_line_with_band(axes, point.value.scale_by(factor), look)
             plots.set_x_ticks_at_values(axes, positions, short_leaf_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_leaf_name(self.by))
@@ -179,8 +179,8 @@ class Comparison:
         is_measured = runs[self.y].notna()
         if self.y.startswith(TRAINING_PREFIXES) and "diverged" in runs:
             is_measured |= runs["diverged"].notna()
-        measured: pd.DataFrame = runs[is_measured]
-        return measured
+        measured_runs: pd.DataFrame = runs[is_measured]
+        return measured_runs
 
     def _leaf(self, runs: pd.DataFrame, axis: str) -> pd.Series[Any]:
         """Return the value of the leaf `x` or `by` in each run's configuration; None where it has none."""
@@ -198,13 +198,13 @@ class Comparison:
             MixedRunsError: they are none.
         """
         more = ("steps_total",) if self.y.startswith(TRAINING_PREFIXES) else ()
-        differing = differing_columns(group, (*COLUMNS_THAT_AGREE, *more))
+        values_by_difference = differing_columns(group, (*COLUMNS_THAT_AGREE, *more))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
                 settings = {format_setting(flatten(config).get(leaf)) for config in configs}
-                differing.setdefault(leaf, sorted(settings))
-        for name, values in differing.items():
+                values_by_difference.setdefault(leaf, sorted(settings))
+        for name, values in values_by_difference.items():
             raise MixedRunsError(
                 f"these runs can't share an interval: they differ in {name} ({', '.join(values)}); add "
                 f"{name}={values[0]} to the words, or take it as x or by"
@@ -216,13 +216,15 @@ class Comparison:
 
     def _compare(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Estimate | None:
         """Return the ratio to the reference, of shares the difference; paired by seed."""
-        both = pd.concat([samples, reference], axis="columns", join="inner", keys=["ours", "base"])
-        both = both.sort_index()
-        if not len(both):
+        paired_samples = pd.concat([samples, reference], axis="columns", join="inner", keys=["ours", "base"])
+        paired_samples = paired_samples.sort_index()
+        if not len(paired_samples):
             return None
         if self._bounds == PERCENT:
-            return estimate_mean((both["ours"] - both["base"]).to_numpy(), (-100.0, 100.0))
-        return estimate_mean((both["ours"] / both["base"]).to_numpy(), POSITIVE)
+            return estimate_mean(
+                (paired_samples["ours"] - paired_samples["base"]).to_numpy(), (-100.0, 100.0)
+            )
+        return estimate_mean((paired_samples["ours"] / paired_samples["base"]).to_numpy(), POSITIVE)
 
     def _unit(self, points: Sequence[ComparisonPoint]) -> tuple[str, float]:
         """Return the unit to show, and what values are multiplied by."""
@@ -239,9 +241,9 @@ class Comparison:
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
         columns_in_common = [name for name in COLUMNS_THAT_AGREE if name not in (self.x, self.by)]
-        differing = differing_columns(runs, columns_in_common)
-        if differing:
-            texts = [f"{name} ({', '.join(values)})" for name, values in differing.items()]
+        values_by_difference = differing_columns(runs, columns_in_common)
+        if values_by_difference:
+            texts = [f"{name} ({', '.join(values)})" for name, values in values_by_difference.items()]
             notes.append(f"The points differ in {' and '.join(texts)}, too.")
         diverged = sum(np.isnan(point.samples).sum() for point in points)
         if diverged:
@@ -257,7 +259,7 @@ def _group_runs(
     """Yield the runs of each (`by`, `x`), those without an `x` first."""
     places = [(format_setting(line), value) for line, value in zip(by, x, strict=True)]
     for place in sorted(set(places), key=_sort_key):
-        yield place, runs[np.array([other == place for other in places])]
+        yield place, runs[np.array([run_place == place for run_place in places])]
 
 
 def _sort_key(place: tuple[str, Any]) -> tuple[Any, ...]:
@@ -274,7 +276,7 @@ def _x_positions(values: Sequence[Any]) -> dict[Any, float]:
     return {value: float(place) for place, value in enumerate(distinct)}
 
 
-def _unknown_message(sentence: str, word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, 3, 0.5)
+def _unknown_message(sentence: str, word: str, known_words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known_words, 3, 0.5)
     suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"{sentence}{suggestion} There are: {', '.join(dict.fromkeys(known))}"
+    return f"{sentence}{suggestion} There are: {', '.join(dict.fromkeys(known_words))}"

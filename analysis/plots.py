@@ -23,8 +23,8 @@ from analysis.pictures.marks import (
     Axes,
     Figure,
     annotate_above,
-    draw_horizontal_line,
-    draw_mean_curve,
+    draw_horizontal_line_with_band,
+    draw_mean_curve_with_band,
     draw_points_with_intervals,
     draw_samples,
     new_figure,
@@ -38,8 +38,8 @@ __all__ = [
     "Axes",
     "Figure",
     "annotate_above",
-    "draw_horizontal_line",
-    "draw_mean_curve",
+    "draw_horizontal_line_with_band",
+    "draw_mean_curve_with_band",
     "draw_points_with_intervals",
     "draw_samples",
     "new_figure",
@@ -207,11 +207,11 @@ def _draw_line(axes: Axes, line: Curve | FilledArea) -> None:
     if isinstance(line, FilledArea):
         axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
     elif line.x is None:
-        draw_horizontal_line(axes, line.y, line.look, **line.line_options)
+        draw_horizontal_line_with_band(axes, line.y, line.look, **line.line_options)
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):
-        draw_mean_curve(axes, line.x, line.y, line.look, **line.line_options)
+        draw_mean_curve_with_band(axes, line.x, line.y, line.look, **line.line_options)
     elif isinstance(line.y, list) and isinstance(line.y[0], Estimate):
         draw_points_with_intervals(axes, line.x, line.y, line.look, **line.line_options)
     else:
@@ -251,8 +251,8 @@ def legend_panel(axes: Axes, /, **legend_options: Any) -> None:
 @panel_maker
 def vertical_line_panel(axes: Axes, /, x: float, **line_options: Any) -> None:
     """Draw a thin line up, where something changes."""
-    thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
-    axes.axvline(x, **thin | line_options)
+    thin_line: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
+    axes.axvline(x, **thin_line | line_options)
 
 
 class StackedBar(NamedTuple):
@@ -269,14 +269,14 @@ class StackedBar(NamedTuple):
 def horizontal_stacks_panel(axes: Axes, /, bars: Sequence[StackedBar], **axes_settings: Any) -> None:
     """Draw stacked bars of phases below bar other, each with a text behind it."""
     for y, bar in enumerate(bars):
-        left = 0.0
+        left_edge = 0.0
         for phase, width in bar.value_by_phase.items():
             colour, hatch = marks.phase_colour_and_hatch(phase)
             edge: dict[str, Any] = {"hatch": hatch, "edgecolor": "#7A7A7A", "linewidth": 0.4}
-            axes.barh(y, width, 0.62, left=left, color=colour, **edge)
-            left += width
-        behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
-        annotate_above(axes, sum(bar.value_by_phase.values()), y, bar.text, **behind)
+            axes.barh(y, width, 0.62, left=left_edge, color=colour, **edge)
+            left_edge += width
+        text_options: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
+        annotate_above(axes, sum(bar.value_by_phase.values()), y, bar.text, **text_options)
     set_y_row_labels(axes, [bar.label for bar in bars])
     finish_axes(axes, **axes_settings)
 
@@ -375,8 +375,14 @@ def heatmap_panel(axes: Axes, /, cells: np.ndarray, right_x: float, **axes_setti
         axes_settings: for `Axes.set`.
     """
     relative = cells / max(float(cells.mean()), 1e-12)
-    shown: dict[str, Any] = {"origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 4, "cmap": "Blues"}
-    axes.imshow(relative, extent=(0, right_x, 0, len(cells)), **shown)
+    image_options: dict[str, Any] = {
+        "origin": "lower",
+        "aspect": "auto",
+        "vmin": 0,
+        "vmax": 4,
+        "cmap": "Blues",
+    }
+    axes.imshow(relative, extent=(0, right_x, 0, len(cells)), **image_options)
     finish_axes(axes, **axes_settings)
 
 

@@ -77,9 +77,9 @@ def target_loss_by_task_and_workers(baseline: EntryFile, budget_share: float) ->
     for name, task in baseline.statement.tasks.items():
         losses[name] = {}
         for workers, keys in task.trainings.items():
-            trained = epochs[epochs["key"].isin(keys)]
-            number = round(budget_share * int(trained["epoch"].max()))
-            losses[name][workers] = float(trained.loc[trained["epoch"] == number, LOSS_COLUMN].max())
+            rows = epochs[epochs["key"].isin(keys)]
+            number = round(budget_share * int(rows["epoch"].max()))
+            losses[name][workers] = float(rows.loc[rows["epoch"] == number, LOSS_COLUMN].max())
     return losses
 
 
@@ -96,12 +96,15 @@ def evaluate_entry(entry: EntryFile, baseline: EntryFile, targets: TargetLosses)
         for workers, keys in task.trainings.items():
             target = targets[name][workers]
             baseline_keys = baseline.statement.tasks[name].trainings[workers]
-            ours = crossing_by_seed(entry.frames, keys, LOSS_COLUMN, target, falls=True)
-            theirs = crossing_by_seed(baseline.frames, baseline_keys, LOSS_COLUMN, target, falls=True)
+            entry_crossings = crossing_by_seed(entry.frames, keys, LOSS_COLUMN, target, falls=True)
+            baseline_crossings = crossing_by_seed(
+                baseline.frames, baseline_keys, LOSS_COLUMN, target, falls=True
+            )
             for link, launches in task.launches[workers].items():
                 place = (name, workers, link)
                 base_launches = task.baseline[workers][link]
-                cells.append(_evaluate_cell(entry, place, target, (ours, theirs), (launches, base_launches)))
+                crossings = (entry_crossings, baseline_crossings)
+                cells.append(_evaluate_cell(entry, place, target, crossings, (launches, base_launches)))
     return cells
 
 
@@ -114,7 +117,7 @@ def _evaluate_cell(
 ) -> Cell:
     """Return a cell; crossings and launches are the entry's, then the baseline's."""
     task, workers, link = place
-    ours, theirs = crossings
+    entry_crossings, baseline_crossings = crossings
     frames = entry.frames
     name = entry.statement.name
     keys = entry.statement.tasks[task].trainings[workers]
@@ -122,7 +125,7 @@ def _evaluate_cell(
     ratios = [baseline_step_s[seed] / step_s[seed] for seed in step_s if seed in baseline_step_s]
     step = estimate_mean([*step_s.values()], POSITIVE, LAUNCHES) if step_s else None
     step_ratio = estimate_mean(ratios, POSITIVE, LAUNCHES) if ratios else None
-    speedup = speedup_to_target(theirs, ours, step_ratio) if step_ratio else None
+    speedup = speedup_to_target(baseline_crossings, entry_crossings, step_ratio) if step_ratio else None
     is_diverged = bool({*keys} & {*find_diverged_keys(frames)})
     runs = frames.runs[frames.runs["key"].isin(launch_keys[0] or keys)]
     dates = sorted(str(started)[:10] for started in runs["started"].dropna()) or [""]
@@ -131,17 +134,17 @@ def _evaluate_cell(
         task=task,
         workers=workers,
         link=link,
-        word="baseline" if name == BASELINE else _cell_word(ours, speedup),
+        word="baseline" if name == BASELINE else _cell_word(entry_crossings, speedup),
         speedup=None if name == BASELINE else speedup,
-        minutes=_minutes_to_target(ours, step) if step else None,
+        minutes=_minutes_to_target(entry_crossings, step) if step else None,
         step_ms=step.scale_by(1e3) if step else None,
         step_ratio=step_ratio,
-        seeds_at_target=sum(np.isfinite(crossing.first_at) for crossing in ours.values()),
-        seeds=len(ours),
+        seeds_at_target=sum(np.isfinite(crossing.first_at) for crossing in entry_crossings.values()),
+        seeds=len(entry_crossings),
         launches=len(step_s),
         target=target,
         loss=None if is_diverged else final_mean(frames, keys, LOSS_COLUMN),
-        sent_mb=_sent_mb(frames, keys, ours),
+        sent_mb=_sent_mb(frames, keys, entry_crossings),
         gbit_s=aggregate_column(runs, "provenance.machine.link.together_gbit_s", "median"),
         delay_ms=aggregate_column(runs, "provenance.machine.link.latency_s", "median", 1e3),
         simulated=bool(launch_keys[0]) and bool(runs["simulated"].fillna(False).astype(bool).any()),

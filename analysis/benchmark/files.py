@@ -42,7 +42,7 @@ class NewestEntries(NamedTuple):
     notes: list[str]
 
 
-def write_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
+def write_public_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
     """Write an entry's file, replaced as a whole, and return its path.
 
     Of steps it has those of launches alone.

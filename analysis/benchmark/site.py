@@ -190,22 +190,20 @@ def _write_entry_page(site: StaticSite, content: BenchmarkPagesContent, entry: E
 def _task_facts(entry: EntryFile, task: str) -> dict[str, float | None]:
     """Return the costs of an entry on a task: means over trainings with the fewest workers, or launches."""
     statement = entry.statement.tasks[task]
-    fewest = min(statement.trainings)
-    keys = statement.trainings[fewest]
+    fewest_workers = min(statement.trainings)
+    training_keys = statement.trainings[fewest_workers]
+    launch_keys = [key for links in statement.launches.values() for keys in links.values() for key in keys]
     runs = entry.frames.runs
     epochs = entry.frames.epochs
-    trained = runs[runs["key"].isin(keys)]
-    launched = [
-        key for links in statement.launches.values() for launches in links.values() for key in launches
-    ]
-    timed = runs[runs["key"].isin(launched)]
+    trainings = runs[runs["key"].isin(training_keys)]
+    launches = runs[runs["key"].isin(launch_keys)]
     return {
-        "workers": fewest,
-        "kb": aggregate_column(trained, "wire_bytes", factor=1e-3),
-        "messages": aggregate_column(trained, "messages"),
-        "density": aggregate_column(trained, "sent_density", factor=100),
-        "waits": aggregate_column(epochs[epochs["key"].isin(keys)], "host_syncs"),
-        "memory_mib": aggregate_column(timed, "memory.host_gib", factor=1024),
+        "workers": fewest_workers,
+        "kb": aggregate_column(trainings, "wire_bytes", factor=1e-3),
+        "messages": aggregate_column(trainings, "messages"),
+        "density": aggregate_column(trainings, "sent_density", factor=100),
+        "waits": aggregate_column(epochs[epochs["key"].isin(training_keys)], "host_syncs"),
+        "memory_mib": aggregate_column(launches, "memory.host_gib", factor=1024),
     }
 
 

@@ -1,4 +1,4 @@
-"""Statements of entries, which their files have beside the tables; the fields' names are those of files."""
+"""Statements of entries, as their files have them beside the tables; the fields' names are those of files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAME_PATTERN = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' 
 Keys = Sequence[str]
 
 
-class Trial(Struct, frozen=True):
-    """A trial of a learning rate and of searched values."""
+class TuningTrial(Struct, frozen=True):
+    """A training that tried a learning rate and values of searched hyperparameters."""
 
     rate: float  # times the task's
     searched: Mapping[str, Any]  # its values
@@ -21,7 +21,7 @@ class Trial(Struct, frozen=True):
 
 
 class LawResult(Struct, frozen=True):
-    """A law, and whether it holds."""
+    """A law that methods must obey, and whether an entry's method does."""
 
     name: str
     holds: bool
@@ -29,7 +29,7 @@ class LawResult(Struct, frozen=True):
 
 
 class WallClockTraining(Struct, frozen=True):
-    """A training in real time as a whole."""
+    """A training that was timed as a whole by the clock, not composed of steps and their mean time."""
 
     workers: int
     link: str
@@ -37,10 +37,10 @@ class WallClockTraining(Struct, frozen=True):
 
 
 class EntryTaskStatement(Struct, frozen=True):
-    """An entry on one task."""
+    """The part of an entry's statement on one task: its trials, best settings, and keys of its runs."""
 
     about: str
-    trials: Sequence[Trial]
+    trials: Sequence[TuningTrial]
     lr: float  # chosen
     searched: Mapping[str, Any]  # chosen
     trainings: Mapping[int, Keys]  # by workers
@@ -50,7 +50,7 @@ class EntryTaskStatement(Struct, frozen=True):
 
 
 class EntryStatement(Struct, frozen=True):
-    """The statement of an entry, which its file has beside its tables."""
+    """The statement of an entry: its settings, laws, runs by task, and digests of its tables."""
 
     version: int
     rules: str  # SHA-256

@@ -93,13 +93,13 @@ def describe_precision(frames: Frames) -> str:
     return join_with_and(precisions) + " (*mixed*)" * (len(precisions) > 1)
 
 
-def describe_data(frames: Frames) -> str:
+def describe_data_and_digest(frames: Frames) -> str:
     """Return the data sets, and the first digits of their digests."""
     digests = join_distinct_values(frames, "provenance.data.digest", lambda digest: str(digest)[:8])
     return f"{join_distinct_values(frames, 'provenance.data.name')} (digest {digests})"
 
 
-def describe_workers(frames: Frames) -> str:
+def describe_workers_and_batch(frames: Frames) -> str:
     """Return '8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
     is_virtual = "virtual" in distinct_values(frames, "cluster.where")
     kind = "virtual workers" if is_virtual else "worker processes"
@@ -118,8 +118,8 @@ def describe_setting_with_remarks(frames: Frames) -> str:
         code_versions_remark,
     )
     return (
-        f"{join_distinct_values(frames, 'task.name')} on {describe_data(frames)}, "
-        f"{describe_workers(frames)}, on {describe_machine(frames)}, "
+        f"{join_distinct_values(frames, 'task.name')} on {describe_data_and_digest(frames)}, "
+        f"{describe_workers_and_batch(frames)}, on {describe_machine(frames)}, "
         f"torch {join_distinct_values(frames, 'provenance.versions.torch')}, "
         f"{describe_precision(frames)}.{''.join(remark(frames) for remark in remarks)}"
     )
@@ -147,7 +147,7 @@ def describe_scale(frames: Frames) -> str:
     parts = [f"{join_distinct_values(frames, 'task.name')} on {data}"]
     if distinct_values(frames, "method.density"):
         parts.append(f"density {join_distinct_values(frames, 'method.density', format_number)}")
-    return ", ".join([*parts, describe_workers(frames), f"on {describe_machine(frames)}"])
+    return ", ".join([*parts, describe_workers_and_batch(frames), f"on {describe_machine(frames)}"])
 
 
 def scale_label(frames: Frames) -> str:
@@ -238,7 +238,7 @@ def _machine_remark(frames: Frames, fact: str, heading: str) -> str:
     return f" *{heading}*: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
 
 
-def describe_timing(frames: Frames) -> str:
+def describe_timing_and_samples(frames: Frames) -> str:
     """Return mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
     modes = join_distinct_values(frames, "timing.mode", lambda mode: MODE_DESCRIPTIONS.get(mode, mode))
     warm_runs_by_method: dict[str, list[WarmSteps]] = {}
@@ -336,7 +336,7 @@ def _samples_text(runs: list[WarmSteps]) -> str:
     return f"n = {sum(run.step_count for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 
-def describe_training(frames: Frames) -> str:
+def describe_training_length_and_seeds(frames: Frames) -> str:
     """Return the length of the trainings behind a learning curve, and the number of seeds."""
     last = frames.epochs.groupby("key")[["epoch", "step"]].max()
     epochs, steps = (join_with_and(sorted(set(last[name]))) for name in ("epoch", "step"))
@@ -363,10 +363,13 @@ def fused_kernel_remark(frames: Frames) -> str:
 
 # What captions may have in braces, as sentences on the records.
 SENTENCES = {
-    "setting": describe_setting_with_remarks, "timing": describe_timing, "training": describe_training,
-    "turns": turns_remark, "virtual": virtual_workers_remark,
+    "setting": describe_setting_with_remarks,
+    "timing": describe_timing_and_samples,
+    "training": describe_training_length_and_seeds,
+    "turns": turns_remark,
+    "virtual": virtual_workers_remark,
     "searched": fused_kernel_remark,
-}  # fmt: skip
+}
 
 
 def fill_caption(text: str, frames: Frames, facts: Mapping[str, object]) -> str:

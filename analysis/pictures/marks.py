@@ -61,7 +61,7 @@ def new_figure(
             axes.set_position((left, bottom, width, height))
 
 
-def draw_mean_curve(
+def draw_mean_curve_with_band(
     axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle, alpha: float = 1.0, **line_options: Any
 ) -> None:
     """Draw a mean over epochs, and its interval as a band where there are enough runs for one."""
@@ -96,7 +96,7 @@ def draw_samples(axes: Axes, x: float, values: Sequence[float], look: MethodStyl
     axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
 
 
-def draw_mean_mark(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
+def draw_mean_with_interval(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
     """Draw a mean with its interval, as a bar across and a line up and down."""
     axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
     if value.low is not None and value.high is not None:
@@ -110,10 +110,12 @@ def draw_points_with_intervals(
     line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
     axes.plot(x, [value.value for value in values], **line | line_options)
     for position, value in zip(x, values, strict=True):
-        draw_mean_mark(axes, position, value, look)
+        draw_mean_with_interval(axes, position, value, look)
 
 
-def draw_horizontal_line(axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any) -> None:
+def draw_horizontal_line_with_band(
+    axes: Axes, value: Estimate, look: MethodStyle, **line_options: Any
+) -> None:
     """Draw a value that holds for every x, as a line across, and its interval as a band."""
     line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
     axes.axhline(value.value, color=look.colour, **line | line_options)
@@ -326,8 +328,8 @@ def set_log_factor_x_axis(axes: Axes) -> None:
 def annotate_above(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
     """Write small text just above a point; `options` override its placement and style."""
     place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
-    placed: dict[str, Any] = place | options
-    axes.annotate(text, (x, y), **placed)
+    merged: dict[str, Any] = place | options
+    axes.annotate(text, (x, y), **merged)
 
 
 def origin_legend_handles(origins: Iterable[str]) -> list[Patch]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from analysis.pictures.captions import has_simulated_times
 from analysis.pictures.numbers import format_brief, format_count, format_interval
 from analysis.pictures.style import method_id, method_style
-from analysis.records.frames import Frames, select_runs, to_dicts
+from analysis.records.frames import Frames, rows_as_dicts, select_runs
 from analysis.stats import (
     PERCENT,
     Estimate,
@@ -37,9 +37,6 @@ class PublishedResult(NamedTuple):
     step_time_ratio: float | None = None  # over the baseline's
     selection_percent: float | None = None  # of its iteration
     points_below: float | None = None  # of top-1, at the end
-
-
-NO_PUBLISHED_RESULT = PublishedResult()
 
 
 class MethodBaselinePair(NamedTuple):
@@ -113,11 +110,11 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
 def _method_pairs(cell: Frames) -> Iterator[MethodBaselinePair]:
     """Yield each method but the baseline beside it, densities apart."""
     keys_by_density = dict[str, dict[Any, list[str]]]()
-    for run in to_dicts(cell.runs.sort_values("seed", kind="stable")):
+    for run in rows_as_dicts(cell.runs.sort_values("seed", kind="stable")):
         density = run.get("method.density")
         by_density = keys_by_density.setdefault(method_id(run), {})
         by_density.setdefault(density if density == density else None, []).append(str(run["key"]))
-    methods = [*dict.fromkeys(map(method_id, to_dicts(cell.runs)))]
+    methods = [*dict.fromkeys(map(method_id, rows_as_dicts(cell.runs)))]
     baseline = next((name for name in methods if name.startswith(DENSE)), methods[0])
     methods.remove(baseline)
     baseline_keys = [key for keys in keys_by_density[baseline].values() for key in keys]
@@ -134,9 +131,9 @@ def _cell_sentences(
     words: Mapping[str, str], cell: Frames, published: Mapping[str, PublishedResult]
 ) -> Iterator[str]:
     for pair in _method_pairs(cell):
-        published_result = NO_PUBLISHED_RESULT  # of several densities, none says which it is of
+        published_result = PublishedResult()  # of several densities, none says which it is of
         if pair.is_at_only_density:
-            published_result = published.get(pair.method, NO_PUBLISHED_RESULT)
+            published_result = published.get(pair.method, published_result)
         timing = _timing_sentence(cell, pair, published_result)
         sentence = timing or _training_sentence(cell, pair, published_result)
         if sentence:

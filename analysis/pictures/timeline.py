@@ -77,6 +77,6 @@ def collective_stretch_ratio(frames: Frames, key: str) -> float:
     )
     spans["collective"] = spans.groupby(["step", "rank"]).cumcount()
     whole = spans.groupby(["step", "collective"]).agg(begin=("start_s", "max"), end=("end_s", "max"))
-    together = (whole["end"] - whole["begin"]).groupby("step").sum()
+    all_collectives_s = (whole["end"] - whole["begin"]).groupby("step").sum()
     slowest = spans.groupby(["step", "rank"])["duration_s"].sum().groupby("step").max()
-    return float((together / slowest).median()) if len(spans) else 1.0
+    return float((all_collectives_s / slowest).median()) if len(spans) else 1.0

@@ -87,12 +87,12 @@ def load_valid_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
 
 def load_newest_attempts(store: Store, run_ids: Iterable[str]) -> LoadedFrames:
     """Read the frames of each run's newest attempt that is whole from its logs."""
-    attempts_data, notes = read_newest_attempts(store, run_ids)
+    attempts_data, notes = read_newest_attempt_logs(store, run_ids)
     notes += [note for data in attempts_data for note in data.notes]
     return LoadedFrames(build_frames_with_outcomes(attempts_data), notes)
 
 
-def read_newest_attempts(store: Store, run_ids: Iterable[str]) -> tuple[list[AttemptData], list[str]]:
+def read_newest_attempt_logs(store: Store, run_ids: Iterable[str]) -> tuple[list[AttemptData], list[str]]:
     """Read the logs of each run's newest attempt that is whole; also a line on each newer, damaged one."""
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through a million objects, none of which is in a circle, again and again

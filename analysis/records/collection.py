@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from analysis.records.attempts import batch_runs_by_log_size, load_newest_attempts
 from analysis.records.files import temporary_part_folder
-from analysis.records.frames import Frames, build_runs_table, to_dicts
+from analysis.records.frames import Frames, build_runs_table, rows_as_dicts
 from analysis.records.parquet import concat_parquet_files, write_frame, write_parquet
 from analysis.records.process_pool import open_process_pool
 from analysis.records.store import Store
@@ -43,7 +43,9 @@ def collect_runs_into_parquet(
         paths = [parts / str(number) for number in range(len(batches))]
         notes_by_part = _write_parts(store, batches, paths, processes)
         notes = [note for _, part in zip(show_progress(paths), notes_by_part, strict=True) for note in part]
-        rows = [row for path in paths for row in to_dicts(pq.read_table(path / "runs.parquet").to_pandas())]
+        rows = [
+            row for path in paths for row in rows_as_dicts(pq.read_table(path / "runs.parquet").to_pandas())
+        ]
         runs = build_runs_table(rows)
         write_frame(folder / "runs.parquet", runs)
         for name in Frames._fields[1:]:

@@ -30,7 +30,7 @@ from analysis.records.attempts import (
     LoadedFrames,
     batch_runs_by_log_size,
     build_frames_with_outcomes,
-    read_newest_attempts,
+    read_newest_attempt_logs,
 )
 from analysis.records.columns import OUTCOMES
 from analysis.records.files import (
@@ -107,7 +107,7 @@ def load_newest_attempts_cached(
     cached = {row.cells["run_id"] for batch in batches for row in batch.rows}
     missing = [attempt.run_id for attempt in attempts if attempt.run_id not in cached]
     for batch_run_ids in batch_runs_by_log_size(store, missing):
-        attempts_data, damage_notes = read_newest_attempts(store, batch_run_ids)
+        attempts_data, damage_notes = read_newest_attempt_logs(store, batch_run_ids)
         notes += damage_notes
         batches.append(_write_batch(folder, attempts_data, tables))
     for path in outdated:

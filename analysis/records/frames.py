@@ -82,8 +82,8 @@ def empty_table(name: str) -> pd.DataFrame:
 
 def select_runs(frames: Frames, keys: Collection[str]) -> Frames:
     """Return the rows of these runs from every table."""
-    wanted = {*keys}
-    return Frames(*(table[table["key"].isin(wanted)].reset_index(drop=True) for table in frames))
+    unique_keys = {*keys}
+    return Frames(*(table[table["key"].isin(unique_keys)].reset_index(drop=True) for table in frames))
 
 
 def select_tables(frames: Frames, names: Collection[str]) -> Frames:
@@ -96,7 +96,7 @@ def find_run_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
     runs = frames.runs
     if not len(runs) or not {*settings} <= {*runs, *IMPLIED_SETTINGS}:
         return []
-    wanted = np.ones(len(runs), dtype=bool)
+    is_match = np.ones(len(runs), dtype=bool)
     for name, value in settings.items():  # without a copy of the other columns, of which there are hundreds
         if name in runs:
             column = runs[name]
@@ -105,10 +105,10 @@ def find_run_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
                 same |= column.eq(str(_as_text(value)))
             if IMPLIED_SETTINGS.get(name) == value:
                 same |= column.isna()
-            wanted &= same.fillna(False).to_numpy(dtype=bool)
+            is_match &= same.fillna(False).to_numpy(dtype=bool)
         else:
-            wanted &= IMPLIED_SETTINGS[name] == value
-    return list(runs["key"][wanted])
+            is_match &= IMPLIED_SETTINGS[name] == value
+    return list(runs["key"][is_match])
 
 
 def merge_frames(old: Frames, new: Frames) -> Frames:
@@ -118,7 +118,7 @@ def merge_frames(old: Frames, new: Frames) -> Frames:
 
 def concat_frames(parts: Sequence[Frames]) -> Frames:
     """Return the rows of all parts, which have no run in common."""
-    runs = build_runs_table([row for part in parts for row in to_dicts(part.runs)])
+    runs = build_runs_table([row for part in parts for row in rows_as_dicts(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
     return Frames(runs, *(_concat_tables(name, parts_of_table) for name, parts_of_table in tables.items()))
 
@@ -137,12 +137,12 @@ def query_runs(frames: Frames, expression: str) -> Frames:
     """
     quoted = EXPRESSION_NAMES.sub(lambda word: _as_column(word[0], list(frames.runs.columns)), expression)
     try:
-        chosen = frames.runs.query(quoted, engine="python")
+        matching_runs = frames.runs.query(quoted, engine="python")
     except Exception as error:  # whatever Python and pandas raise for what is no expression over columns
         raise ValueError(f"{expression!r} can't be evaluated: {error}") from error
-    if not isinstance(chosen, pd.DataFrame):
+    if not isinstance(matching_runs, pd.DataFrame):
         raise ValueError(f"{expression!r} says of no run whether it is meant")
-    return select_runs(frames, chosen["key"])
+    return select_runs(frames, matching_runs["key"])
 
 
 def run_labels_by_key(runs: pd.DataFrame) -> pd.Series[Any]:
@@ -176,7 +176,7 @@ def _as_column(word: str, columns: Sequence[str]) -> str:
 def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
     """Return the frames with each run's provenance replaced by what `change` returns for it."""
     rows = []
-    for row in to_dicts(frames.runs):
+    for row in rows_as_dicts(frames.runs):
         provenance = change(json.loads(row["provenance_json"]))
         others = {name: value for name, value in row.items() if not name.startswith("provenance")}
         text = json.dumps(provenance, sort_keys=True)
@@ -226,7 +226,7 @@ def _as_numbers_or_texts(column: pd.Series[Any]) -> pd.Series[Any]:
         return column.map(lambda value: None if is_missing(value) else _as_text(value)).astype(object)
 
 
-def to_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_as_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as dicts by column name."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
@@ -302,8 +302,8 @@ def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[C
 
     @wraps(function)
     def call_once(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        named = [(name, _hashable(kwargs[name])) for name in sorted(kwargs)]
-        call = (function, *map(_hashable, args), *named)
+        keyword_arguments = [(name, _hashable(kwargs[name])) for name in sorted(kwargs)]
+        call = (function, *map(_hashable, args), *keyword_arguments)
         tables = (frames.runs, frames.steps, frames.epochs)
         ids = tuple(map(id, tables))
         if ids not in _RESULTS_BY_TABLES:

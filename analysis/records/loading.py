@@ -37,21 +37,21 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
     shipped = ROOT / "results" / "shipped"
     frames = concat_frames([*load_frames_by_source(folder, shipped, tables, warnings.warn).values()])
-    named = frames._replace(runs=add_item_and_sweep_columns(frames.runs, folder, shipped))
-    return _fill_and_drop_empty(named)
+    frames = frames._replace(runs=add_item_and_sweep_columns(frames.runs, folder, shipped))
+    return _fill_and_drop_empty(frames)
 
 
 def load_frames_by_source(
     results: Path, shipped: Path, tables: Collection[str], warn: Callable[[str], object]
 ) -> dict[str, Frames]:
-    """Return the frames of OWN and SHIPPED runs; a run that is both is among the own ones."""
-    own = load_own_runs(results, tables, warn)
-    carried = read_parquet(shipped, {"runs", *tables})
-    is_own = carried.runs["run_id"].isin(own.runs["run_id"])
-    others = select_runs(carried, carried.runs["key"][~is_own])
+    """Return the frames of OWN and SHIPPED runs, by source; a run that is both is among the own ones."""
+    own_frames = load_own_runs(results, tables, warn)
+    shipped_frames = read_parquet(shipped, {"runs", *tables})
+    is_own = shipped_frames.runs["run_id"].isin(own_frames.runs["run_id"])
+    other_frames = select_runs(shipped_frames, shipped_frames.runs["key"][~is_own])
     return {
         source: frames._replace(runs=frames.runs.assign(source=source))
-        for source, frames in ((OWN, own), (SHIPPED, others))
+        for source, frames in ((OWN, own_frames), (SHIPPED, other_frames))
     }
 
 

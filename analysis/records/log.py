@@ -144,16 +144,10 @@ class LogLines(NamedTuple):
     broken_count: int
 
 
-def read_json_lines(path: Path) -> LogLines:
-    """Return the JSON objects in a log, a line each, and the number of other lines.
+def read_json_lines(path: Path, schema: Any = dict) -> LogLines:
+    """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     A killed writer may leave one broken line.
-    """
-    return read_json_lines_as(path, dict)
-
-
-def read_json_lines_as(path: Path, schema: Any) -> LogLines:
-    """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     Raises:
         FileNotFoundError, DamagedFileError: as `read_bytes`.
@@ -185,7 +179,7 @@ def decode_finished_log(raw: bytes, schema: Any, path: Path) -> LogLines:
     return LogLines(decoded, int(bool(last)))
 
 
-def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
+def check_log_has_all_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
     """Check that a log has so many steps of each variant, each once and in order.
 
     Raises:
@@ -215,11 +209,11 @@ def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -
 def _decode_line(line: bytes, schema: Any, path: Path, where: str) -> Any:
     content = decode_json(line, path, where)
     return convert_to_schema(
-        gather_unknown_fields(content) if schema is LogLine else content, schema, path, where
+        move_unknown_fields_under_more(content) if schema is LogLine else content, schema, path, where
     )
 
 
-def gather_unknown_fields(content: Any) -> Any:
+def move_unknown_fields_under_more(content: Any) -> Any:
     """Return a line of a log with unknown fields under `more`, as leaves: numbers, texts, lists as JSON."""
     kind = content.get("kind") if isinstance(content, dict) else None
     fields = FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None

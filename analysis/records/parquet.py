@@ -27,8 +27,8 @@ from analysis.records.frames import (
     empty_table,
     is_missing,
     order_and_type_columns,
+    rows_as_dicts,
     select_runs,
-    to_dicts,
 )
 from analysis.records.schema import NUMBER
 
@@ -126,7 +126,7 @@ def read_parquet(
         return frames
     runs_path = folder / "runs.parquet"
     columns = [name for name in schema.RunRowCells.__struct_fields__ if name in frames.runs]
-    faults = [find_run_row_fault(cells, runs_path) for cells in to_dicts(frames.runs[columns])]
+    faults = [find_run_row_fault(cells, runs_path) for cells in rows_as_dicts(frames.runs[columns])]
     for fault in filter(None, faults):
         on_fault(fault)
     if not any(faults):

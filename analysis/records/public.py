@@ -41,9 +41,9 @@ def select_drawn_looks(looks: pd.DataFrame) -> pd.DataFrame:
     tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
     is_last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
     is_kept = tensor.eq(schema.ALL) | tensor.eq(largest) | looks["what"].eq("size")
-    drawn: pd.DataFrame = looks[is_kept | (looks["what"].eq("histogram") & is_last)]
-    drawn = drawn.reset_index(drop=True)
-    return drawn
+    drawn_looks: pd.DataFrame = looks[is_kept | (looks["what"].eq("histogram") & is_last)]
+    drawn_looks = drawn_looks.reset_index(drop=True)
+    return drawn_looks
 
 
 def strip_private_provenance(frames: Frames) -> Frames:

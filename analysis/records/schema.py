@@ -277,7 +277,7 @@ class StepOrEpochLine(Struct, frozen=True, gc=False):
     ] = None
     density: FiniteOrNone = None  # the older name of `sent_density`
     more: dict[str, float | str | bool | None] | None = (
-        None  # what no field is for: see `log.gather_unknown_fields`
+        None  # what no field is for: see `log.move_unknown_fields_under_more`
     )
 
 

@@ -153,8 +153,8 @@ def _order_by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
     """Return the precision that each run multiplied in, or the one asked for, where that is not recorded."""
-    asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
-    used: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
+    requested = runs.get("precision", pd.Series(index=runs.index, dtype=object))
+    used: pd.Series[Any] = runs.get("provenance.precision", requested).fillna(requested)
     return used
 
 
@@ -294,10 +294,10 @@ def mean_bytes_and_messages_per_round(frames: Frames) -> pd.DataFrame:
     of_steps = of_round.sum(min_count=1)[is_whole].groupby(level="key").mean()
 
     epochs = frames.epochs.reindex(columns=["key", "step", *ROUND_COLUMNS]).sort_values(["key", "step"])
-    made = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
-    together = epochs[[*ROUND_COLUMNS]].mul(made, axis="index").groupby(epochs["key"]).cumsum()
+    steps_made = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
+    sent_until_then = epochs[[*ROUND_COLUMNS]].mul(steps_made, axis="index").groupby(epochs["key"]).cumsum()
     number = epochs["step"] / epochs["key"].map(every).astype(float)
     ends = (number % 1 == 0) & (number > 0)
-    of_epochs = together.div(number, axis="index")[ends].groupby(epochs["key"]).last()
+    of_epochs = sent_until_then.div(number, axis="index")[ends].groupby(epochs["key"]).last()
     sent: pd.DataFrame = of_steps.reindex(runs.index).combine_first(of_epochs.reindex(runs.index))
     return sent

@@ -40,7 +40,7 @@ from analysis.records.files import (
     try_read_struct,
     write_json,
 )
-from analysis.records.log import InterferenceError, check_logged_steps
+from analysis.records.log import InterferenceError, check_log_has_all_steps
 from analysis.records.schema import SCHEMA
 
 T = TypeVar("T")
@@ -203,10 +203,10 @@ class Attempt:
 
     def newest_whole_checkpoint_step(self) -> int:
         """Return the step of the newest whole checkpoint; 0 without any."""
-        whole = (
+        whole_steps = (
             step for step, path in self.checkpoint_folder_by_step().items() if (path / "whole.json").is_file()
         )
-        return max(whole, default=0)
+        return max(whole_steps, default=0)
 
     def check_no_links(self) -> None:
         """Check that nothing that is written or removed here leads elsewhere.
@@ -253,9 +253,9 @@ class Attempt:
         if self.find_rank_logs() != [self.rank_log_path(rank) for rank in range(workers)]:
             names = ", ".join(path.name for path in self.find_rank_logs())
             raise InterferenceError(f"{self.path} holds {names or 'no logs'} for {workers} workers")
-        made = expected_logged_steps({"steps": steps, **summary})
+        logged_steps = expected_logged_steps({"steps": steps, **summary})
         for path in self.find_rank_logs():
-            check_logged_steps(path, made or 0, [*variants] or [None])
+            check_log_has_all_steps(path, logged_steps or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         facts = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {
@@ -351,8 +351,8 @@ class Attempt:
 
 def is_unreadable(path: Path) -> bool:
     """Tell whether a file or a folder is there that this user may not read."""
-    wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
-    return os.access(path, os.F_OK) and not os.access(path, wanted)
+    needed_access = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return os.access(path, os.F_OK) and not os.access(path, needed_access)
 
 
 def explain_no_attempts(folder: Path) -> str:
@@ -429,8 +429,8 @@ class Store:
 
     def find_newest_valid(self, run_ids: Iterable[str], *, verify_digests: bool = False) -> NewestAttempts:
         """Return each run's newest attempt that is whole, and a line on each newer one that is damaged."""
-        found = self.read_newest_valid(run_ids, lambda attempt, _: attempt, verify_digests=verify_digests)
-        return NewestAttempts(*found)
+        results = self.read_newest_valid(run_ids, lambda attempt, _: attempt, verify_digests=verify_digests)
+        return NewestAttempts(*results)
 
     def find_newest_valid_of_config(self, config: Mapping[str, Any]) -> Attempt | None:
         """Return the newest valid attempt at this config; None without any."""

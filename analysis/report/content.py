@@ -123,8 +123,8 @@ def describe_provenance(frames: Frames) -> dict[str, str]:
     dates = dict.fromkeys((started[0][:10], started[-1][:10])) if started else ()
     return {
         "machine": captions.describe_machine(frames),
-        "data": captions.describe_data(frames),
-        "workers": captions.describe_workers(frames),
+        "data": captions.describe_data_and_digest(frames),
+        "workers": captions.describe_workers_and_batch(frames),
         "torch": captions.join_distinct_values(frames, "provenance.versions.torch"),
         "code": captions.join_with_and(
             str(commit)[:8] for commit in captions.distinct_values(frames, "provenance.commit")

@@ -23,10 +23,10 @@ from analysis.records.frames import (
     empty_table,
     is_missing,
     row_positions_by_key,
+    rows_as_dicts,
     run_states,
     select_runs,
     steps_of_run,
-    to_dicts,
 )
 from analysis.records.steps import add_missing_outcomes
 
@@ -153,7 +153,7 @@ def build_run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
         aligned = timeline.align_spans(batch.spans).round({"start_ms": 4, "took_ms": 4})
         epoch_places = row_positions_by_key(batch.epochs)
         span_places = row_positions_by_key(batch.spans)
-        for row, state in zip(to_dicts(batch.runs), run_states(batch.runs), strict=True):
+        for row, state in zip(rows_as_dicts(batch.runs), run_states(batch.runs), strict=True):
             spans = span_places.get(row["key"], NO_ROWS)
             run_frames = batch._replace(
                 epochs=batch.epochs.take(epoch_places.get(row["key"], NO_ROWS)),
@@ -204,13 +204,13 @@ def _step_curves(steps_table: pd.DataFrame) -> dict[str, list[Any]]:
     if not len(steps_table):
         return {}
     slowest = steps.slowest_rank_seconds_by_step(steps_table)
-    chosen = slowest.iloc[_spread_evenly(len(slowest), MAX_CURVE_POINTS)]
+    shown_s = slowest.iloc[_spread_evenly(len(slowest), MAX_CURVE_POINTS)]
     losses = steps_table[["step", "loss"]].dropna().drop_duplicates("step")
     loss_by_step = dict(zip(losses["step"].tolist(), losses["loss"].tolist(), strict=True))
-    step_ms = (1e3 * chosen).round(3).tolist()
+    step_ms = (1e3 * shown_s).round(3).tolist()
     return {
-        "step": chosen.index.tolist(),
-        "loss": [*map(loss_by_step.get, chosen.index)],
+        "step": shown_s.index.tolist(),
+        "loss": [*map(loss_by_step.get, shown_s.index)],
         "step_ms": step_ms,
     }
 
@@ -228,10 +228,10 @@ def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str
     """
     typical = timeline.find_typical_step_with_spans(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
-    others = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
-    spans_by_step: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
-    drawn = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*spans_by_step])))
-    for step, *span in zip(*(drawn[name].tolist() for name in SPAN_COLUMNS), strict=True):
+    other_steps = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
+    spans_by_step: dict[int, list[list[Any]]] = {step: [] for step in (typical, *other_steps)}
+    drawn_spans = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*spans_by_step])))
+    for step, *span in zip(*(drawn_spans[name].tolist() for name in SPAN_COLUMNS), strict=True):
         spans_by_step[step].append(span)
     return [{"step": step, "spans": step_spans} for step, step_spans in spans_by_step.items()]
 

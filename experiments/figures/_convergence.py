@@ -101,7 +101,7 @@ def _ends_panel(
         marks.draw_samples(axes, place - ASIDE, [end.value for end in ends if end], line.look)
         mean = final_mean(frames, line.run_keys, column)
         if mean and mean.low is not None:
-            marks.draw_mean_mark(axes, place - ASIDE / 3, mean, line.look)
+            marks.draw_mean_with_interval(axes, place - ASIDE / 3, mean, line.look)
         if line.published_method:
             jobs = published.epoch_column_per_machine(line.published_method, PUBLISHED_COLUMNS[column])
             marks.draw_published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
@@ -144,7 +144,8 @@ def convergence_facts(frames: Frames) -> dict[str, str]:
     ]
     clock = captions.join_with_and(captions.distinct_values(frames, "train.epoch_steps") or [""])
     losses = [
-        published.epoch_column_per_machine(method, PUBLISHED_COLUMNS["val_loss"]) for method in yoon2022.METHODS
+        published.epoch_column_per_machine(method, PUBLISHED_COLUMNS["val_loss"])
+        for method in yoon2022.METHODS
     ]
     highest = max(float(table.max().max()) for table in losses)
     is_cut = highest > ABOVE * LOG_TICKS[-1]

@@ -15,7 +15,7 @@ import numpy as np
 from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
 from analysis.pictures.summary import PublishedResult
 from analysis.published.block_intervals import BLOCKS
-from analysis.records.frames import Frames, cache_by_frames, to_dicts
+from analysis.records.frames import Frames, cache_by_frames, rows_as_dicts
 from analysis.stats import (
     POSITIVE,
     Bounds,
@@ -122,7 +122,7 @@ def method_run_keys(frames: Frames, method: str, timing_mode: str = "") -> list[
     columns = [name for name in ("key", *METHOD_COLUMNS, "timing.mode") if name in frames.runs]
     return [
         str(run["key"])
-        for run in to_dicts(frames.runs.sort_values("seed")[columns])
+        for run in rows_as_dicts(frames.runs.sort_values("seed")[columns])
         if method_id(run) == method and timing_mode in ("", run["timing.mode"])
     ]
 
@@ -133,7 +133,7 @@ def measured_methods(frames: Frames, timing_mode: str = "") -> list[str]:
     Raises:
         ValueError: none has.
     """
-    candidates = dict.fromkeys((*METHODS, *map(method_id, to_dicts(frames.runs))))
+    candidates = dict.fromkeys((*METHODS, *map(method_id, rows_as_dicts(frames.runs))))
     methods = [method for method in candidates if method_run_keys(frames, method, timing_mode)]
     if not methods:
         raise ValueError(

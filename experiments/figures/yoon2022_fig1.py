@@ -88,7 +88,7 @@ def facts(frames: Frames) -> dict[str, str]:
     )
     return {
         "setting": captions.describe_setting_with_remarks(drawn_runs),
-        "timing": captions.describe_timing(drawn_runs),
+        "timing": captions.describe_timing_and_samples(drawn_runs),
     }
 
 

@@ -14,7 +14,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
-from analysis.records.frames import Frames, cache_by_frames, note_read_run_keys, to_dicts
+from analysis.records.frames import Frames, cache_by_frames, note_read_run_keys, rows_as_dicts
 from analysis.stats import Estimate, estimate_mean, final_difference, final_mean, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -213,7 +213,7 @@ def run_keys_by_trained_variant(frames: Frames) -> KeysByVariant:
     if not len(frames.runs):
         return keys_by_variant
     shortest = float(frames.runs["steps_total"].min())
-    for run in to_dicts(frames.runs.sort_values("seed")):
+    for run in rows_as_dicts(frames.runs.sort_values("seed")):
         is_dense = run["method.name"] == "dense"
         momentum = AFTER
         if run["method.name"] == "dgc":
@@ -243,7 +243,7 @@ def difference_of_top1_gaps(
     second: tuple[TrainingVariant, TrainingVariant],
 ) -> Estimate | None:
     """Return the distance between two variants less that between two others, paired by seed."""
-    ends = [_ends_by_seed(frames, variant) for variant in (*first, *second)]
+    ends = [_final_values_by_seed(frames, variant) for variant in (*first, *second)]
     paired = pd.concat(ends, axis="columns", join="inner").dropna()
     above, below, other_above, other_below = paired.to_numpy().T
     return estimate_mean((above - below) - (other_above - other_below)) if len(paired) else None
@@ -253,7 +253,9 @@ def topk_gain_at_tuned_rates(frames: Frames) -> Estimate | None:
     """Return the distance that Top-k gains on dense where each has the rate best on held-out images."""
     tuned = []
     for method in (DENSE, TOPK):
-        held_out = {rate: _ends_by_seed(frames, method._replace(rate=rate), "val_top1") for rate in RATES}
+        held_out = {
+            rate: _final_values_by_seed(frames, method._replace(rate=rate), "val_top1") for rate in RATES
+        }
         means = {rate: float(ends.mean()) for rate, ends in held_out.items() if len(ends)}
         if len(means) < len(RATES):
             return None
@@ -261,7 +263,7 @@ def topk_gain_at_tuned_rates(frames: Frames) -> Estimate | None:
     return difference_of_top1_gaps(frames, (DENSE, TOPK), (tuned[0], tuned[1]))
 
 
-def _ends_by_seed(frames: Frames, variant: TrainingVariant, column: str = COLUMN) -> pd.Series[float]:
+def _final_values_by_seed(frames: Frames, variant: TrainingVariant, column: str = COLUMN) -> pd.Series[float]:
     """Return a column at the end of each training of a variant, by seed."""
     keys = run_keys_by_trained_variant(frames).get(variant, [])
     note_read_run_keys(keys)

@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from analysis.records.files import DamagedFileError, open_for_append, try_read_struct
-from analysis.records.log import read_json_lines_as
+from analysis.records.log import read_json_lines
 from analysis.records.store import utc_timestamp
 from slurm import commands, environment
 from slurm.commands import AccountingEntry
@@ -56,7 +56,7 @@ def find_failure_time_by_node(job_id: str, start_folder: Path) -> dict[str, str]
     nodes = sorted({note.node for note in notes})
     if not nodes:
         return {}
-    ends = commands.poll_accounting_for_ends(job_id, environment.restart_count())
+    ends = commands.poll_accounting_for_ends(job_id, environment.job_restart_count())
     if ends is None:
         return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), utc_timestamp())
     end_by_failed_node = _end_by_node(ends, "NODE_FAIL")
@@ -119,7 +119,7 @@ def append_node_failure(ledger: Path, node: str, job: str, at: str, python: str 
 def read_node_failures(ledger: Path) -> list[NodeFailure]:
     """Return all failures that were noted; none where the ledger can't be read."""
     try:
-        failures: list[NodeFailure] = read_json_lines_as(ledger, NodeFailure)[0]
+        failures: list[NodeFailure] = read_json_lines(ledger, NodeFailure)[0]
     except (FileNotFoundError, DamagedFileError):
         return []
     return failures

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_loss_by_task_and_workers
-from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_newest_entries, write_entry
+from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_newest_entries, write_public_entry
 from analysis.benchmark.statement import (
     EntryStatement,
     EntryTaskStatement,
     LawResult,
-    Trial,
+    TuningTrial,
     WallClockTraining,
 )
 from analysis.records.configs import run_id, run_key
@@ -191,7 +191,7 @@ def statement(
     tasks = dict[str, EntryTaskStatement]()
     for name, task in own.tier.tasks.items():
         tried = [
-            Trial(trial.rate, trial.searched, run_key(own.config(trial.run)))
+            TuningTrial(trial.rate, trial.searched, run_key(own.config(trial.run)))
             for trial in own.trials if trial.task == name
         ]  # fmt: skip
         of_task = [config for config in trained if _is_of(config, own.tier, name)]
@@ -271,7 +271,7 @@ def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launch
     frames = merge_frames(select_runs(trained, wanted), select_runs(launched, wanted))
     if own.tier.is_emulated:
         check_bytes(frames, dict(_workers_of_launches(found)))
-    return write_entry(file_of(own.folders, own.name, own.entry.name), found, frames)
+    return write_public_entry(file_of(own.folders, own.name, own.entry.name), found, frames)
 
 
 def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ import pytest
 from analysis.benchmark import site
 from analysis.benchmark.cells import CELL_WORDS, Cell, select_and_sort_table_cells
 from analysis.benchmark.files import EntryFile
-from analysis.benchmark.statement import EntryStatement, EntryTaskStatement, LawResult, Trial
+from analysis.benchmark.statement import EntryStatement, EntryTaskStatement, LawResult, TuningTrial
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from tests.analysis.benchmark.cells import cell
@@ -22,7 +22,7 @@ EVIL = "<script>alert(1)</script>"
 
 
 def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> EntryFile:
-    trials = [Trial(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
+    trials = [TuningTrial(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
     task = EntryTaskStatement("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
     said = EntryStatement(
         1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],

@@ -38,7 +38,7 @@ def test_a_setting_names_its_parts(frames: Frames) -> None:
     )
     assert captions.describe_machine(empty_frames()) == "unknown (unknown cores)"
     assert captions.distinct_values(frames, "method.density") == [0.001]  # dense has none
-    assert captions.describe_timing(frames) == (
+    assert captions.describe_timing_and_samples(frames) == (
         "Timing mode: serialised (synchronised at phase boundaries). "
         "Steps per worker: dense and Top-k n = 16 (first 4 dropped as warm-up)."
     )
@@ -101,7 +101,7 @@ def test_lateness_on_purpose_is_told(tmp_path: Path) -> None:
     frames = timed(tmp_path, ("dense", late), ("topk", late))
     text = " *Workers late on purpose*: late.draw=uniform, late.s=0.064 and late.rank=0."
     assert captions.lateness_remark(frames) == text
-    assert text in captions.describe_timing(frames)
+    assert text in captions.describe_timing_and_samples(frames)
 
 
 def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
     nodes = cluster | {"inside": nvlink, "workers_per_node": 8}
     frames = timed(tmp_path / "other", ("dense", {"cluster": nodes}))
     assert captions.describe_links(frames) == "loopback between nodes of 8, nvlink inside"
-    assert "model of link loopback between nodes of 8" in captions.describe_timing(frames)
+    assert "model of link loopback between nodes of 8" in captions.describe_timing_and_samples(frames)
 
 
 def test_of_many_launches_the_turns_are_told_together_and_runs_of_no_group_are_left_out() -> None:

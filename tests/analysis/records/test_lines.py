@@ -13,10 +13,9 @@ import pytest
 from analysis.records.files import DamagedFileError
 from analysis.records.log import (
     InterferenceError,
-    check_logged_steps,
+    check_log_has_all_steps,
     decode_finished_log,
     read_json_lines,
-    read_json_lines_as,
 )
 from analysis.records.schema import LogLine
 from tests.analysis.broken_lines import BROKEN, STEP
@@ -38,7 +37,7 @@ def test_a_broken_line_is_refused_alone(is_deep: bool, tmp_path: Path) -> None:
         path.write_bytes(b"\n".join([STEP, broken, STEP.replace(b'"step":0', b'"step":1'), b""]))
         raw = path.read_bytes()
 
-        found, others = call_below(frames, read_json_lines_as, path, LogLine)
+        found, others = call_below(frames, read_json_lines, path, LogLine)
         assert [line.step for line in found] == [0, 1]
         assert others == 1
 
@@ -50,4 +49,4 @@ def test_a_broken_line_is_refused_alone(is_deep: bool, tmp_path: Path) -> None:
         assert str(refused.value).isprintable()
 
         with pytest.raises(InterferenceError, match="was removed, changed, or written by two"):
-            call_below(frames, check_logged_steps, path, 3, [None])
+            call_below(frames, check_log_has_all_steps, path, 3, [None])

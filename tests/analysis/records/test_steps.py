@@ -65,7 +65,7 @@ def test_a_step_lasts_as_long_as_its_slowest_rank_and_suspended_ones_are_no_samp
     assert warm_steps(suspended, topk).dropped_suspended == 1
     np.testing.assert_array_equal(warm_step_seconds_slowest_rank(suspended, topk), left)
     assert compute_outcomes(suspended)["step_s"][topk] == pytest.approx(left.mean())
-    assert "and 1 in which a worker was suspended" in captions.describe_timing(suspended)
+    assert "and 1 in which a worker was suspended" in captions.describe_timing_and_samples(suspended)
 
 
 def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames, topk: str) -> None:
