@@ -54,12 +54,12 @@ def files_by_item() -> dict[str, Path]:
 def shipped_items() -> list[str]:
     """Return the items of the papers that the repository reproduces; the others are a user's own."""
     paper_names = papers.paper_names()
-    return [item for item, path in files_by_item().items() if _paper_of(path) in paper_names]
+    return [item for item, path in files_by_item().items() if _paper_of_file(path) in paper_names]
 
 
 def items_in_reading_order() -> list[str]:
     """Return all items: those of the main paper in its order, of the others, of none, one's own."""
-    papers_by_item = {item: _paper_of(path) for item, path in files_by_item().items()}
+    papers_by_item = {item: _paper_of_file(path) for item, path in files_by_item().items()}
     ordered = list[str]()
     for paper in sorted(
         papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.paper_bibtex(name), name)
@@ -72,23 +72,23 @@ def items_in_reading_order() -> list[str]:
 
 def paper_label(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
-    paper = _paper_of(files_by_item()[item])
+    paper = _paper_of_file(files_by_item()[item])
     return papers.citation_label(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
 
 
-def find_item(word: str) -> str:
+def find_item(name: str) -> str:
     """Return the item that somebody asks for, by its short or its whole name.
 
     Raises:
         ValueError: no item has this name, which lists what there is; or two have this short name.
     """
     files = _files_by_full_name()
-    matches = {full: path for full, path in files.items() if word in (full, full.partition("/")[2])}
+    matches = {full: path for full, path in files.items() if name in (full, full.partition("/")[2])}
     if not matches:
-        raise ValueError(describe_unknown("item", word, list(files_by_item())))
+        raise ValueError(describe_unknown("item", name, list(files_by_item())))
     if len(matches) > 1:
         raise ValueError(
-            f"item {word!r} is in two files, {' and '.join(map(str, matches.values()))}: ask for "
+            f"item {name!r} is in two files, {' and '.join(map(str, matches.values()))}: ask for "
             f"{' or '.join(matches)}, or rename one"
         )
     (match,) = matches.values()
@@ -131,13 +131,13 @@ def claim_rule_digests() -> dict[str, str]:
     return rules
 
 
-def _paper_of(path: Path) -> str:
+def _paper_of_file(path: Path) -> str:
     return path.stem.partition("_")[0]
 
 
 def _files_by_full_name() -> dict[str, Path]:
     """Return the file of each item, by its whole name."""
     return {
-        f"{_paper_of(path)}/{path.stem.partition('_')[2].replace('_', '-')}": path
+        f"{_paper_of_file(path)}/{path.stem.partition('_')[2].replace('_', '-')}": path
         for path in sorted(FOLDER.glob("[!_]*_*.py"))
     }

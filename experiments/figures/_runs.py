@@ -59,16 +59,16 @@ def scaled_settings(base: RunSettings, item: str, profile: str) -> dict[str, Any
 
 def profile_settings(item: str, profile: str) -> RunSettings:
     """Return the settings by which a profile scales an item, from scales.yaml."""
-    return profile_entry(_settings("scales")[item], profile)
+    return profile_entry(_read_settings_file("scales")[item], profile)
 
 
 def settings_by_variant(item: str) -> Mapping[str, RunSettings]:
     """Return the settings in which each of an item's variants differs, from variants.yaml."""
-    return _settings("variants")[item]
+    return _read_settings_file("variants")[item]
 
 
 @cache
-def _settings(file: str) -> Mapping[str, Mapping[str, RunSettings]]:
+def _read_settings_file(file: str) -> Mapping[str, Mapping[str, RunSettings]]:
     import yaml  # listing the items needs no reader
 
     settings: Mapping[str, Mapping[str, RunSettings]]

@@ -97,7 +97,8 @@ def extra_allreduce_accuracy_drop(frames: Frames, scope: str) -> Estimate | None
     The trainings of both have the same rate and as many steps.
     """
     reduced, gathered = (
-        _loss(frames, f"Block-random-k ({exchange})", scope) for exchange in ("allReduce", "allGather")
+        _accuracy_drop_by_seed(frames, f"Block-random-k ({exchange})", scope)
+        for exchange in ("allReduce", "allGather")
     )
     return _mean_over_seeds([reduced - gathered])
 
@@ -106,8 +107,8 @@ def mean_allgather_margin_over_allreduce(frames: Frames, scheme: str) -> Estimat
     """Return allGather less allReduce with several workers, both scopes: the mean of six pairs."""
     return _mean_over_seeds(
         [
-            _ends(frames, f"{scheme} (allGather)", scope, workers)
-            - _ends(frames, f"{scheme} (allReduce)", scope, workers)
+            _final_accuracy_by_seed(frames, f"{scheme} (allGather)", scope, workers)
+            - _final_accuracy_by_seed(frames, f"{scheme} (allReduce)", scope, workers)
             for scope, workers in product(SCOPES, WORKERS[1:])
         ],
         "mean",
@@ -116,23 +117,29 @@ def mean_allgather_margin_over_allreduce(frames: Frames, scheme: str) -> Estimat
 
 def least_layerwise_margin_over_global(frames: Frames, *schemes: str) -> Estimate | None:
     """Return the least margin of layer-wise selection over global, of these schemes and any workers."""
-    return _mean_over_seeds([
-        _ends(frames, scheme, SCOPES[0], workers) - _ends(frames, scheme, SCOPES[1], workers)
-        for scheme, workers in product(schemes, WORKERS)
-    ])  # fmt: skip
+    return _mean_over_seeds(
+        [
+            _final_accuracy_by_seed(frames, scheme, SCOPES[0], workers)
+            - _final_accuracy_by_seed(frames, scheme, SCOPES[1], workers)
+            for scheme, workers in product(schemes, WORKERS)
+        ]
+    )
 
 
 def least_topk_margin_over_others(frames: Frames, scope: str) -> Estimate | None:
     """Return the least margin of Top-k over each other sparse scheme, with any number of workers."""
-    return _mean_over_seeds([
-        _ends(frames, "Top-k", scope, workers) - _ends(frames, other, scope, workers)
-        for other, workers in product(SPARSE[1:], WORKERS)
-    ])  # fmt: skip
+    return _mean_over_seeds(
+        [
+            _final_accuracy_by_seed(frames, "Top-k", scope, workers)
+            - _final_accuracy_by_seed(frames, other, scope, workers)
+            for other, workers in product(SPARSE[1:], WORKERS)
+        ]
+    )
 
 
 def least_accuracy_drop(frames: Frames) -> Estimate | None:
     """Return the least that a row loses from one worker to eight."""
-    return _mean_over_seeds([_loss(frames, scheme, scope) for scheme, scope in ROWS])
+    return _mean_over_seeds([_accuracy_drop_by_seed(frames, scheme, scope) for scheme, scope in ROWS])
 
 
 def _mean_over_seeds(
@@ -144,11 +151,13 @@ def _mean_over_seeds(
     return estimate_mean(samples) if len(complete) else None
 
 
-def _loss(frames: Frames, scheme: str, scope: str) -> pd.Series[float]:
-    return _ends(frames, scheme, scope, FEWEST) - _ends(frames, scheme, scope, MOST)
+def _accuracy_drop_by_seed(frames: Frames, scheme: str, scope: str) -> pd.Series[float]:
+    return _final_accuracy_by_seed(frames, scheme, scope, FEWEST) - _final_accuracy_by_seed(
+        frames, scheme, scope, MOST
+    )
 
 
-def _ends(frames: Frames, scheme: str, scope: str, workers: int) -> pd.Series[float]:
+def _final_accuracy_by_seed(frames: Frames, scheme: str, scope: str, workers: int) -> pd.Series[float]:
     """Return the accuracy at the end of each training of a cell, by seed."""
     ends = {}
     for key in cell_run_keys(frames, scheme, scope, workers):
@@ -222,7 +231,7 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    lost = {scope: _printed_loss("Block-random-k (allReduce)", scope) for scope in SCOPES}
+    lost = {scope: _printed_accuracy_drop("Block-random-k (allReduce)", scope) for scope in SCOPES}
     margins = published.layerwise_margins_over_global()
     return [
         *(
@@ -247,7 +256,7 @@ def claims() -> list[Claim]:
                 scope,
                 case=scope,
                 scope=scope,
-                paper=round(lost[scope] - _printed_loss("Block-random-k (allGather)", scope), 2),
+                paper=round(lost[scope] - _printed_accuracy_drop("Block-random-k (allGather)", scope), 2),
             )
             for scope in SCOPES
         ),
@@ -274,5 +283,5 @@ def claims() -> list[Claim]:
     ]
 
 
-def _printed_loss(scheme: str, scope: str) -> float:
+def _printed_accuracy_drop(scheme: str, scope: str) -> float:
     return round(TABLE[scheme][scope][FEWEST] - TABLE[scheme][scope][MOST], 2)

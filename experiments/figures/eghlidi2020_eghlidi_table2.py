@@ -47,7 +47,7 @@ def _measured_variants(frames: Frames) -> list[str]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     bars = [
-        plots.StackedBar(LABELS[method], _parts_ms(frames, method), _bar_text(frames, method))
+        plots.StackedBar(LABELS[method], _mean_ms_by_part(frames, method), _bar_text(frames, method))
         for method in _measured_variants(frames)
     ]
     keys = marks.phase_legend_handles(PARTS, {part: label for part, (_, label) in PARTS.items()})
@@ -59,8 +59,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _bar_text(frames: Frames, method: str) -> str:
     """Return the whole step, and its ratio to dense."""
-    text = f"{format_number(round(sum(_parts_ms(frames, method).values())))} ms"
-    ratio = None if method == "dense" else _step_ratio(frames, method)
+    text = f"{format_number(round(sum(_mean_ms_by_part(frames, method).values())))} ms"
+    ratio = None if method == "dense" else _method_over_dense_step(frames, method)
     return f"{text} ({format_brief(ratio.value)}x)" if ratio else text
 
 
@@ -69,9 +69,9 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "method": LABELS[method],
-            **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
-            "step": phase_time(frames, _keys(frames, method), "slowest", units_per_second=1e3),
-            "step / standard SGD": _step_ratio(frames, method),
+            **{PARTS[part][1]: took for part, took in _mean_ms_by_part(frames, method).items()},
+            "step": phase_time(frames, _method_run_keys(frames, method), "slowest", units_per_second=1e3),
+            "step / standard SGD": _method_over_dense_step(frames, method),
         }
         for method in _measured_variants(frames)
     ]
@@ -87,36 +87,36 @@ def claims() -> list[Claim]:
     sparse = {name: label for name, label in LABELS.items() if name != "dense"}
     slower = {name: label for name, label in sparse.items() if name not in quicker}
     return [
-        *make_claims_by_case("eghlidi2020.dense-longer", _dense_ratio, quicker),
-        *make_claims_by_case("eghlidi2020.longer", _step_ratio, slower),
+        *make_claims_by_case("eghlidi2020.dense-longer", _dense_over_method_step, quicker),
+        *make_claims_by_case("eghlidi2020.longer", _method_over_dense_step, slower),
         *make_claims_by_case("eghlidi2020.passes", _extra_passes_percent, sparse),
         make_claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
-        make_claim("eghlidi2020.topk-mostly-codes", _coding_above_half),
+        make_claim("eghlidi2020.topk-mostly-codes", _coding_points_above_half),
     ]
 
 
-def _keys(frames: Frames, method: str) -> list[str]:
+def _method_run_keys(frames: Frames, method: str) -> list[str]:
     return yoon2022.method_run_keys(frames, method, MODE)
 
 
-def _step_ratio(frames: Frames, method: str) -> Estimate | None:
+def _method_over_dense_step(frames: Frames, method: str) -> Estimate | None:
     """Return the time of a step over that of standard SGD."""
     return yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=MODE)
 
 
-def _dense_ratio(frames: Frames, method: str) -> Estimate | None:
+def _dense_over_method_step(frames: Frames, method: str) -> Estimate | None:
     return yoon2022.step_time_ratio_to_baseline(frames, "dense", method, MODE)
 
 
 def _extra_passes_percent(frames: Frames, method: str) -> Estimate | None:
     """Return the time of FP and BP beyond dense's, in percent of these."""
     passes = ("forward", "backward")
-    dense = _keys(frames, "dense")
-    more = phase_seconds_difference(frames, _keys(frames, method), dense, passes)
+    dense = _method_run_keys(frames, "dense")
+    more = phase_seconds_difference(frames, _method_run_keys(frames, method), dense, passes)
     return more and more.scale_by(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 
 
-def _coding_above_half(frames: Frames) -> Estimate | None:
+def _coding_points_above_half(frames: Frames) -> Estimate | None:
     """Return the points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
     share = yoon2022.estimate_phase_statistic(
@@ -125,9 +125,9 @@ def _coding_above_half(frames: Frames) -> Estimate | None:
     return share and yoon2022.subtract_exact(share, 50)
 
 
-def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
+def _mean_ms_by_part(frames: Frames, method: str) -> dict[str, float]:
     """Return mean milliseconds of their parts; what two clocks share by microseconds is no negative bar."""
-    seconds = mean_phase_seconds(frames, _keys(frames, method))
+    seconds = mean_phase_seconds(frames, _method_run_keys(frames, method))
     return {
         part: max(0.0, 1e3 * sum(float(seconds.get(phase, 0.0)) for phase in phases))
         for part, (phases, _) in PARTS.items()

@@ -106,7 +106,9 @@ class Figure:
         self.module = module
         self.paper = module.__name__.rpartition(".")[2].partition("_")[0]
         self.title: str = module.TITLE
-        self.scale: Mapping[str, Any] = getattr(module, "SCALE", {})  # what the paper ran, by columns
+        self.declared_scale: Mapping[str, Any] = getattr(
+            module, "SCALE", {}
+        )  # what the paper ran, by columns
 
     def __reduce__(self) -> tuple[Any, ...]:  # a module travels to no other process
         from experiments.figures import load
@@ -169,7 +171,7 @@ class Figure:
 
     def claim_rule_digests(self) -> dict[str, str]:
         """Return the digest of each claim's rule by the claim's id."""
-        return {claim.id: claim.rule_digest(self.scale) for claim in self.claims()}
+        return {claim.id: claim.rule_digest(self.declared_scale) for claim in self.claims()}
 
     def check_claims(self) -> None:
         """Refuse claims that can't be made, that share an id, or that answer statements that no paper makes.
@@ -211,7 +213,7 @@ class Figure:
         from analysis.claims import judge_claims
         from experiments.tasks import chance_top1_percent
 
-        return judge_claims(self.claims(), frames, self.scale, chance_top1_percent)
+        return judge_claims(self.claims(), frames, self.declared_scale, chance_top1_percent)
 
     def caption(self, frames: Frames, profile: str) -> str:
         """Return the words of the file or of the paper on the picture, else the place of the runs."""

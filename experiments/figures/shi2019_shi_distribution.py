@@ -83,8 +83,8 @@ def last_histogram_by_tensor(run: Frames) -> dict[str, pd.DataFrame]:
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
-        "rise, all tensors": (mean_density_rise_percent, PERCENT),
-        "rise, worst tensor": (worst_tensor_density_rise_percent, PERCENT),
+        "rise, all tensors": (mean_rise_beyond_peak_percent, PERCENT),
+        "rise, worst tensor": (worst_tensor_rise_beyond_peak_percent, PERCENT),
         **{
             f"within {edge} RMS": (partial(mean_percent_within_rms, edge_rms=edge), PERCENT) for edge in EDGES
         },
@@ -99,7 +99,7 @@ def table(frames: Frames) -> Table:
     )
 
 
-def mean_density_rise_percent(run: Frames, tensor: str = ALL) -> float:
+def mean_rise_beyond_peak_percent(run: Frames, tensor: str = ALL) -> float:
     """Return the most by which the density rises again on the way from its peak outwards.
 
     In percent of the peak: 0 of a bell. The mean over steps.
@@ -112,11 +112,11 @@ def mean_density_rise_percent(run: Frames, tensor: str = ALL) -> float:
     )
 
 
-def worst_tensor_density_rise_percent(run: Frames) -> float:
+def worst_tensor_rise_beyond_peak_percent(run: Frames) -> float:
     """Return the rise of the tensor that is least like a bell, of those that are large."""
     sizes = looks.select_looks(run, "size").drop_duplicates("of").set_index("of")["value"]
     large = [str(name) for name in sizes.index[sizes >= LARGE] if name != ALL]
-    return max((mean_density_rise_percent(run, name) for name in large), default=float("nan"))
+    return max((mean_rise_beyond_peak_percent(run, name) for name in large), default=float("nan"))
 
 
 def _outward_rise(density: np.ndarray) -> float:
@@ -139,7 +139,7 @@ def normal_percent_within_deviations(deviations: float) -> float:
     return 100 * erf(deviations / sqrt(2))
 
 
-def least_points_above_normal(run: Frames) -> float:
+def least_points_near_zero_above_normal(run: Frames) -> float:
     """Return the least of points by which more values are near zero than of a normal distribution."""
     return min(mean_percent_within_rms(run, edge) - normal_percent_within_deviations(edge) for edge in EDGES)
 
@@ -150,7 +150,7 @@ def claims() -> list[Claim]:
             "shi2019.bell",
             looks.mean_over_task_runs,
             looks.MODELS,
-            worst_tensor_density_rise_percent,
+            worst_tensor_rise_beyond_peak_percent,
             PERCENT,
         ),
         *(
@@ -158,7 +158,7 @@ def claims() -> list[Claim]:
                 "zhang.near-zero",
                 looks.mean_over_task_runs,
                 task,
-                least_points_above_normal,
+                least_points_near_zero_above_normal,
                 (-100.0, 100.0),
                 case=task,
                 label=label,

@@ -124,7 +124,7 @@ def median_found_gbit_s(frames: Frames) -> float:
 
 
 @cache_by_frames
-def step_ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
+def step_ratios_of_complete_launches(frames: Frames, method: str) -> pd.DataFrame:
     """Return the step time of a method over that of overlapped dense: (launches, links).
 
     Only of launches that went over all links.
@@ -152,7 +152,7 @@ def step_ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
 def measured_break_even_bandwidths(frames: Frames, task: str, batch: int, method: str) -> BreakEvenBandwidths:
     """Return the bandwidths up to which a method takes less than overlapped dense, by launch."""
     cell = select_task_and_batch(frames, task, batch)
-    ratios = step_ratios_to_dense(cell, method)
+    ratios = step_ratios_of_complete_launches(cell, method)
     table = cell.runs.reindex(columns=["seed", _links.LINK_COLUMN, FOUND_GBIT_S_COLUMN]).astype(
         {FOUND_GBIT_S_COLUMN: float}
     )
@@ -227,7 +227,7 @@ def predicted_break_even_gbit_s_by_launch(
     """Return the bandwidth that the model predicts from each launch that went over all links."""
     cell = select_task_and_batch(frames, task, batch)
     gbit_s = {}
-    for launch in step_ratios_to_dense(cell, method).index:
+    for launch in step_ratios_of_complete_launches(cell, method).index:
         model = predict_step_from_serialised(select_runs(cell, find_run_keys(cell, {"seed": launch})), method)
         if model:
             gbit_s[launch] = model.break_even_gbit_s(method)
@@ -254,7 +254,7 @@ def claims() -> list[Claim]:
         ]  # fmt: skip
         made += [
             make_claim(
-                f"{family}.as-predicted", factor_between_measured_and_predicted, task, batch, method,
+                f"{family}.as-predicted", break_even_prediction_error_factor, task, batch, method,
                 case=f"{cell}.{method}", selection=LOOKS[method].label, link=all_links, **words,
             )
             for method in SELECTIONS
@@ -266,9 +266,7 @@ def claims() -> list[Claim]:
     return made
 
 
-def factor_between_measured_and_predicted(
-    frames: Frames, task: str, batch: int, method: str
-) -> Estimate | None:
+def break_even_prediction_error_factor(frames: Frames, task: str, batch: int, method: str) -> Estimate | None:
     """Return the factor between the measured bandwidth and the predicted one, whichever is larger.
 
     Raises:

@@ -7,7 +7,7 @@ that the link joins. A whole training in real time shows what this composition i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,8 +23,8 @@ from analysis.tables import Table
 from analysis.times.exchange_rounds import LaunchStepSeconds, step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
-    is_reached_by_all_seeds,
     crossing_by_seed,
+    is_reached_by_all_seeds,
     seconds_to_target,
     speedup_to_target,
 )
@@ -99,7 +99,9 @@ def _trajectories(profile: str, seeds: Mapping[str, list[int]]) -> list[Run]:
 # --- what the runs are
 
 
-def training_run_keys(frames: Frames, method: MethodWithPeriod, where: str = "virtual") -> list[str]:
+def training_run_keys(
+    frames: Frames, method: MethodWithPeriod, where: Literal["virtual", "netns"] = "virtual"
+) -> list[str]:
     """Return the trainings of a method, one a seed; those in real time are on emulated nodes."""
     columns = {"cluster.where": where, "train.validate": "epoch"}
     return TRAININGS.run_keys(frames, _trained_method(method), columns)
@@ -142,7 +144,7 @@ def target_loss(frames: Frames, percent_above_dense: float = SHARE) -> float | N
     return end.value * (1 + percent_above_dense / 100) if end else None
 
 
-def steps_to_loss(frames: Frames, method: MethodWithPeriod, loss: float) -> CrossingBySeed:
+def steps_to_loss_by_seed(frames: Frames, method: MethodWithPeriod, loss: float) -> CrossingBySeed:
     """Return the steps until a validation shows the loss, by seed."""
     return crossing_by_seed(frames, training_run_keys(frames, method), COLUMN, loss, falls=True)
 
@@ -158,7 +160,9 @@ def speedup_to_loss(
     ratio = mean_step_ratio(frames, slow, fast)
     if loss is None or ratio is None:
         return None
-    return speedup_to_target(steps_to_loss(frames, slow, loss), steps_to_loss(frames, fast, loss), ratio)
+    return speedup_to_target(
+        steps_to_loss_by_seed(frames, slow, loss), steps_to_loss_by_seed(frames, fast, loss), ratio
+    )
 
 
 # --- composed against real
@@ -309,7 +313,11 @@ def _minutes_to_loss(
     frames: Frames, method: MethodWithPeriod, step: Estimate, share: float
 ) -> Estimate | None:
     loss = target_loss(frames, share)
-    return None if loss is None else seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
+    return (
+        None
+        if loss is None
+        else seconds_to_target(steps_to_loss_by_seed(frames, method, loss), step.value / 60)
+    )
 
 
 def _step_row(frames: Frames, method: MethodWithPeriod, step: Estimate) -> dict[str, object]:
@@ -329,7 +337,7 @@ def facts(frames: Frames) -> dict[str, object]:
     never = [
         _label(method)
         for method in mean_step_s_by_method(frames)
-        if loss and not is_reached_by_all_seeds(steps_to_loss(frames, method, loss))
+        if loss and not is_reached_by_all_seeds(steps_to_loss_by_seed(frames, method, loss))
     ]
     return {
         "link": _describe_link(frames),

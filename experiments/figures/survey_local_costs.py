@@ -198,19 +198,19 @@ def covenant_upload_s(chunk_bytes: float) -> float:
     return float(bits / (MEGABIT * published_value("lidin2026.uplink")))
 
 
-def bandwidth_ratio_by_utilisation(method: str) -> pd.Series[float]:
+def published_bandwidth_ratio_by_utilisation(method: str) -> pd.Series[float]:
     """Return the bandwidth of data parallelism over that of the method, by utilisation."""
     ratios: pd.Series[float] = GBIT["parallel"] / GBIT[method]
     return ratios
 
 
-def loss_difference_by_parameters(method: str, other: str) -> pd.Series[float]:
+def published_loss_difference_by_parameters(method: str, other: str) -> pd.Series[float]:
     """Return by how much a method's loss is above another's in Table 5, by parameters."""
     differences: pd.Series[float] = (LOSS[method] - LOSS[other]).round(2)
     return differences
 
 
-def hours_ratio_by_tokens() -> pd.Series[float]:
+def published_over_computed_hours_by_tokens() -> pd.Series[float]:
     """Return the hours of data parallelism over those that its terabytes take at 1 Gbit/s, by tokens."""
     ratios: pd.Series[float] = HOURS["parallel"] / (8 * 1e3 * EXCHANGED["parallel"] / GBIT_PER_HOUR)
     return ratios
@@ -283,8 +283,8 @@ def table(frames: Frames) -> list[Table]:
     bandwidths = pd.DataFrame(
         {
             "utilisation": GBIT.index,
-            "data parallel over DiLoCo": bandwidth_ratio_by_utilisation("diloco").array,
-            "data parallel over streaming": bandwidth_ratio_by_utilisation("streaming").array,
+            "data parallel over DiLoCo": published_bandwidth_ratio_by_utilisation("diloco").array,
+            "data parallel over streaming": published_bandwidth_ratio_by_utilisation("streaming").array,
         }
     )
     losses = {
@@ -348,7 +348,7 @@ def _hours_table() -> Table:
         "streaming": EXCHANGED["streaming"].array,
         "times fewer": (EXCHANGED["parallel"] / EXCHANGED["streaming"]).array,
         "data parallel over 1 Gbit/s": HOURS["parallel"].array,
-        "that these bytes take": (HOURS["parallel"] / hours_ratio_by_tokens()).array,
+        "that these bytes take": (HOURS["parallel"] / published_over_computed_hours_by_tokens()).array,
     })  # fmt: skip
     units = {
         "tokens": "billion", "data parallel": "TB", "streaming": "TB", "data parallel over 1 Gbit/s": "h",
@@ -359,7 +359,7 @@ def _hours_table() -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    ratios = bandwidth_ratio_by_utilisation("diloco")
+    ratios = published_bandwidth_ratio_by_utilisation("diloco")
     return {
         "packed": format_number(PACKED),
         "unpacked": format_number(UNPACKED),
@@ -370,15 +370,15 @@ def facts(frames: Frames) -> dict[str, object]:
         "half": format_number(ratios.iloc[0]),
         "most": format_number(ratios.iloc[-1]),
         "coefficient": COEFFICIENT,
-        "hours": format_number(round(1 / hours_ratio_by_tokens().iloc[0])),
+        "hours": format_number(round(1 / published_over_computed_hours_by_tokens().iloc[0])),
     }
 
 
 def claims() -> list[Claim]:
     """Return what the published numbers say of each other.
 
-    Only numbers that were read where they were published are judged, and only what somebody stated of them. What
-    others tell, and ratios to what is not named, are in picture and tables alone.
+    Only numbers that were read where they were published are judged, and only what somebody stated of them.
+    What others tell, and ratios to what is not named, are in picture and tables alone.
     """
     evaluated = pd.Series(published_value("douillard2025.evaluated"))
     inner = (evaluated[["replica", "mean"]] - evaluated["outer"]).round(2)
@@ -386,19 +386,25 @@ def claims() -> list[Claim]:
     values: dict[str, float | tuple[float, int]] = {
         "lidin2026.local-costs.packed": sparseloco_byte_ratio(PACKED),
         "douillard2023.local-costs.diloco": published_value("douillard2023.every"),
-        "douillard2025.local-costs.streaming-loss": _most(
-            100 * loss_difference_by_parameters("diloco_30", "parallel") / LOSS["parallel"]
+        "douillard2025.local-costs.streaming-loss": _max_and_count(
+            100 * published_loss_difference_by_parameters("diloco_30", "parallel") / LOSS["parallel"]
         ),
-        "douillard2025.local-costs.streaming-fp4": _least(
-            loss_difference_by_parameters("diloco_30", "streaming_30")
+        "douillard2025.local-costs.streaming-fp4": _min_and_count(
+            published_loss_difference_by_parameters("diloco_30", "streaming_30")
         ),
-        "douillard2025.local-costs.streaming-outer": _least(inner),
-        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidth_ratio_by_utilisation("streaming")),
-        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidth_ratio_by_utilisation("diloco")),
+        "douillard2025.local-costs.streaming-outer": _min_and_count(inner),
+        "douillard2025.local-costs.streaming-bandwidth": _min_and_count(
+            published_bandwidth_ratio_by_utilisation("streaming")
+        ),
+        "douillard2025.local-costs.diloco-bandwidth": _min_and_count(
+            published_bandwidth_ratio_by_utilisation("diloco")
+        ),
         "douillard2025.local-costs.streaming-exchanged": streaming_diloco_byte_ratio(),
         "douillard2025.local-costs.streaming-peak": streaming_diloco_peak_ratio(),
-        "douillard2025.local-costs.streaming-hours": _most(hours_ratio_by_tokens()),
-        "douillard2025.local-costs.streaming-replicas": _least((replicas[4] - replicas[2]).round(2)),
+        "douillard2025.local-costs.streaming-hours": _max_and_count(
+            published_over_computed_hours_by_tokens()
+        ),
+        "douillard2025.local-costs.streaming-replicas": _min_and_count((replicas[4] - replicas[2]).round(2)),
         "therien2025.local-costs.muloco": muloco_byte_ratio(),
         "iacob2025.local-costs.desloc-local-adam": desloc_byte_ratio_over_local_adam(),
         "iacob2025.local-costs.desloc": desloc_byte_ratio_over_data_parallel(),
@@ -410,9 +416,9 @@ def claims() -> list[Claim]:
     ]
 
 
-def _least(ratios: pd.Series[float]) -> tuple[float, int]:
+def _min_and_count(ratios: pd.Series[float]) -> tuple[float, int]:
     return float(ratios.min()), int(ratios.count())
 
 
-def _most(ratios: pd.Series[float]) -> tuple[float, int]:
+def _max_and_count(ratios: pd.Series[float]) -> tuple[float, int]:
     return float(ratios.max()), int(ratios.count())

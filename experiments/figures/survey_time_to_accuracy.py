@@ -82,7 +82,7 @@ def target_top1_percent(frames: Frames, percent_of_dense: float = SHARE) -> floa
     return end.value * percent_of_dense / 100 if end else None
 
 
-def seconds_to_top1(frames: Frames, method: str, top1_percent: float) -> CrossingBySeed:
+def seconds_to_top1_by_seed(frames: Frames, method: str, top1_percent: float) -> CrossingBySeed:
     """Return the seconds of steps until a validation first shows so many percent, by seed."""
     return crossing_by_seed(
         frames, yoon2022.method_run_keys(frames, method), COLUMN, top1_percent, position_column="wall_s"
@@ -91,7 +91,7 @@ def seconds_to_top1(frames: Frames, method: str, top1_percent: float) -> Crossin
 
 def speedup_to_top1(frames: Frames, slow: str, fast: str, top1_percent: float) -> Estimate | None:
     """Return the slow method's time to so many percent over the fast one's, paired by seed."""
-    slow_s, fast_s = (seconds_to_top1(frames, method, top1_percent) for method in (slow, fast))
+    slow_s, fast_s = (seconds_to_top1_by_seed(frames, method, top1_percent) for method in (slow, fast))
     return speedup_to_target(slow_s, fast_s, ONE_SECOND)
 
 
@@ -145,7 +145,7 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _time_row(frames: Frames, label: str, level: float) -> dict[str, object]:
-    seconds = {name: seconds_to_top1(frames, name, level) for name in LOOKS}
+    seconds = {name: seconds_to_top1_by_seed(frames, name, level) for name in LOOKS}
     reached = [
         f"{len(by_seed) - len(_missing_seeds(by_seed))} of {len(by_seed)}" for by_seed in seconds.values()
     ]
@@ -174,7 +174,7 @@ def facts(frames: Frames) -> dict[str, object]:
     missing = [
         f"{look.label} with seed {seed}"
         for name, look in LOOKS.items()
-        for seed in _missing_seeds(seconds_to_top1(frames, name, level))
+        for seed in _missing_seeds(seconds_to_top1_by_seed(frames, name, level))
     ]
     never = text_template("survey.time-to-accuracy.never").format(who=captions.join_with_and(missing))
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]

@@ -213,7 +213,7 @@ def arithmetic_share_by_launch(
 
 
 def computing_share_ratio(
-    frames: Frames, above: tuple[str, int | None], below: tuple[str, int | None], link: RequestedLink
+    frames: Frames, above: MethodWithPeriod, below: MethodWithPeriod, link: RequestedLink
 ) -> Estimate | None:
     """Return one share over another, paired by launch."""
     return mean_ratio_over_launches(

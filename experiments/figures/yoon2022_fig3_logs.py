@@ -57,7 +57,8 @@ def _epochs_panel(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -
     measured = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
     curves = plots.curves_panel(measured, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
     return plots.overlay_panels(
-        curves, *(plots.vertical_line_panel(epoch, **FALL_LINE) for epoch in published.learning_rate_decay_epochs())
+        curves,
+        *(plots.vertical_line_panel(epoch, **FALL_LINE) for epoch in published.learning_rate_decay_epochs()),
     )
 
 
@@ -73,7 +74,9 @@ def positive_top1_gap_by_epoch(workers: int) -> pd.DataFrame:
 
 def _gaps_by_machine(workers: int) -> pd.DataFrame:
     """Return dense less Top-k, a row per epoch and a column per machine."""
-    dense, topk = (published.epoch_column_per_machine(method, workers=workers) for method in ("dense", "topk"))
+    dense, topk = (
+        published.epoch_column_per_machine(method, workers=workers) for method in ("dense", "topk")
+    )
     gaps: pd.DataFrame = dense - topk
     return gaps
 
@@ -105,21 +108,21 @@ def facts(frames: Frames) -> dict[str, int]:
 
 def claims() -> list[Claim]:
     return [
-        *make_claims_by_method("yoon2022.fig3-logs.end", _method_end, METHODS),
-        make_claim("yoon2022.fig3-logs.dense-ends-above", _mean_gap),
-        make_claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_of_more_workers),
+        *make_claims_by_method("yoon2022.fig3-logs.end", _mean_final_top1, METHODS),
+        make_claim("yoon2022.fig3-logs.dense-ends-above", _mean_final_gap),
+        make_claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_growth_with_workers),
     ]
 
 
-def _method_end(_: Frames, method: str) -> Estimate | None:
+def _mean_final_top1(_: Frames, method: str) -> Estimate | None:
     return estimate_mean(published.epoch_column_per_machine(method).iloc[-1].to_numpy())
 
 
-def _mean_gap(_: Frames) -> Estimate | None:
+def _mean_final_gap(_: Frames) -> Estimate | None:
     return estimate_mean(np.concatenate([_final_gaps(8), _final_gaps(4)]))
 
 
-def _gap_of_more_workers(_: Frames) -> Estimate | None:
+def _gap_growth_with_workers(_: Frames) -> Estimate | None:
     return estimate_mean(_final_gaps(8) - _final_gaps(4))
 
 

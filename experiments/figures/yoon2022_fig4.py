@@ -17,7 +17,13 @@ from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds, summarize_phase_seconds
 from analysis.stats import Estimate
 from analysis.tables import Table
-from analysis.times.attribution import COMMUNICATION, PHASES_BY_CAUSE, REST, wait_percent_explained, mean_wait_ms_by_cause
+from analysis.times.attribution import (
+    COMMUNICATION,
+    PHASES_BY_CAUSE,
+    REST,
+    mean_wait_ms_by_cause,
+    wait_percent_explained,
+)
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import make_claim, make_claims_by_method, text_template
@@ -158,7 +164,7 @@ def facts(frames: Frames) -> dict[str, str]:
 def claims() -> list[Claim]:
     return [
         make_claim("yoon2022.fig4.compression-dominates", compression_dominance_percent, "topk"),
-        make_claim("yoon2022.fig4.waiting-for-selection", _explained_by_cause, "topk", "selection"),
+        make_claim("yoon2022.fig4.waiting-for-selection", _explained_percent_by_cause, "topk", "selection"),
         make_claim(
             "yoon2022.fig4.topk-communicates-longer", yoon2022.extra_phase_ms, "topk", "dense", COMMUNICATION
         ),
@@ -181,5 +187,7 @@ def compression_dominance_percent(frames: Frames, method: str) -> Estimate | Non
     )  # fmt: skip
 
 
-def _explained_by_cause(frames: Frames, method: str, cause: str) -> Estimate | None:
-    return wait_percent_explained(frames, yoon2022.method_run_keys(frames, method, MODE), cause, COMMUNICATION)
+def _explained_percent_by_cause(frames: Frames, method: str, cause: str) -> Estimate | None:
+    return wait_percent_explained(
+        frames, yoon2022.method_run_keys(frames, method, MODE), cause, COMMUNICATION
+    )

@@ -109,7 +109,7 @@ def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots
     """Return milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
     bars = []
     for method in methods:
-        parts = _parts_ms(frames, method) if yoon2022.method_run_keys(frames, method, MODE) else {}
+        parts = _mean_ms_by_phase(frames, method) if yoon2022.method_run_keys(frames, method, MODE) else {}
         ratio = (
             yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=MODE)
             if method != "dense"
@@ -123,7 +123,7 @@ def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots
     return plots.horizontal_stacks_panel(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=_title(frames))
 
 
-def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
+def _mean_ms_by_phase(frames: Frames, method: str) -> dict[str, float]:
     """Return wait and transfer, means over ranks, and the rest of the slowest rank's step.
 
     Where communication overlaps, all in one.
@@ -142,7 +142,7 @@ def table(frames: Frames) -> list[Table]:
     for runs in timed_runs_by_link(frames).values():
         rows = []
         for method in _methods(runs):
-            parts = _parts_ms(runs, method)
+            parts = _mean_ms_by_phase(runs, method)
             rows.append(
                 {
                     "method": method_look(method).label,

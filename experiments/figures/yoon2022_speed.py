@@ -39,11 +39,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     published = {
         method: {
             "published, 8 A100": Estimate(published_value("yoon2022.speed-a100")["dense"] / speed),
-            "published, corrected": _without_validation(method),
+            "published, corrected": _validation_free_ratio_to_dense(method),
         }
         for method, speed in published_value("yoon2022.speed-a100").items()
     }
-    return draw_speeds_and_step_ratios(frames, _modes(frames), published)
+    return draw_speeds_and_step_ratios(frames, _measured_timing_modes(frames), published)
 
 
 def draw_speeds_and_step_ratios(
@@ -87,7 +87,7 @@ def _bars(
 
 def table(frames: Frames) -> Table:
     """Return speed and slowdown per method and mode, with intervals."""
-    return speed_table(frames, _modes(frames))
+    return speed_table(frames, _measured_timing_modes(frames))
 
 
 def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
@@ -114,44 +114,48 @@ def claims() -> list[Claim]:
         make_claim("yoon2022.speed.faster.dense-topk", yoon2022.step_percent_longer, "topk"),
         make_claim("yoon2022.speed.faster.dense-randomk", yoon2022.step_percent_longer, "randomk"),
         make_claim("yoon2022.speed.faster.randomk-topk", yoon2022.step_percent_longer, "topk", "randomk"),
-        *make_claims_by_method("yoon2022.speed.ratio", _ratio, SPARSE),
+        *make_claims_by_method("yoon2022.speed.ratio", _comparable_step_ratio, SPARSE),
     ]
     for method in SPARSE:
-        corrected = round(_without_validation(method).value, 2)
+        corrected = round(_validation_free_ratio_to_dense(method).value, 2)
         listed += make_claims_by_method(
             "yoon2022.speed.corrected", yoon2022.step_time_ratio_to_baseline, [method], paper=corrected
         )
     for method in yoon2022.METHODS:
         free = format_number(
-            rederived.samples_per_s_of_8_workers(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
+            rederived.samples_per_s_of_8_workers(
+                validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value
+            )
         )
-        listed += make_claims_by_method("yoon2022.speed.speed.a100", _speed, [method], free=free)
+        listed += make_claims_by_method(
+            "yoon2022.speed.speed.a100", _comparable_samples_per_s, [method], free=free
+        )
     return [
         *listed,
-        make_claim("yoon2022.speed.speed.v100.dense", _speed, "dense"),
-        make_claim("yoon2022.speed.speed.v100.topk", _speed, "topk"),
-        make_claim("yoon2022.speed.ratio.topk.v100", _ratio, "topk"),
+        make_claim("yoon2022.speed.speed.v100.dense", _comparable_samples_per_s, "dense"),
+        make_claim("yoon2022.speed.speed.v100.topk", _comparable_samples_per_s, "topk"),
+        make_claim("yoon2022.speed.ratio.topk.v100", _comparable_step_ratio, "topk"),
     ]
 
 
-def _without_validation(method: str) -> Estimate:
+def _validation_free_ratio_to_dense(method: str) -> Estimate:
     """Return the time per iteration relative to dense, from the logs of their 8 A100."""
     return validation_free_step_ratio(("A100", method), ("A100", "dense"))
 
 
-def _modes(frames: Frames) -> list[str]:
+def _measured_timing_modes(frames: Frames) -> list[str]:
     modes = captions.distinct_values(frames, "timing.mode")
     return [mode for mode in ORIGIN if mode in modes]
 
 
-def _comparable_mode(frames: Frames) -> str:
+def _comparable_timing_mode(frames: Frames) -> str:
     """Return the mode to hold beside the published numbers: theirs, where it was run."""
-    return [MODE, *_modes(frames)][-1]
+    return [MODE, *_measured_timing_modes(frames)][-1]
 
 
-def _speed(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.method_samples_per_s(frames, method, _comparable_mode(frames))
+def _comparable_samples_per_s(frames: Frames, method: str) -> Estimate | None:
+    return yoon2022.method_samples_per_s(frames, method, _comparable_timing_mode(frames))
 
 
-def _ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=_comparable_mode(frames))
+def _comparable_step_ratio(frames: Frames, method: str) -> Estimate | None:
+    return yoon2022.step_time_ratio_to_baseline(frames, method, timing_mode=_comparable_timing_mode(frames))

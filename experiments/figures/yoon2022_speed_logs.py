@@ -11,7 +11,11 @@ from analysis.pictures.numbers import format_number
 from analysis.published import rederived
 from analysis.published.block_intervals import combine_independent_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
-from analysis.published.validation_free import fit_job_stall_line, validation_free_step_ms, validation_free_windows_ms
+from analysis.published.validation_free import (
+    fit_job_stall_line,
+    validation_free_step_ms,
+    validation_free_windows_ms,
+)
 from analysis.records.frames import Frames
 from analysis.stats import Estimate
 from analysis.tables import Table
@@ -107,7 +111,9 @@ def table(frames: Frames) -> list[Table]:
         {
             "job": yoon2022.job_label(*name),
             "as published": rederived.samples_per_s_of_8_workers(rederived.published_iteration_ms(job)),
-            "without validation": combine_independent_estimates(rederived.samples_per_s_of_8_workers, validation_free_step_ms(job)),
+            "without validation": combine_independent_estimates(
+                rederived.samples_per_s_of_8_workers, validation_free_step_ms(job)
+            ),
         }
         for name, job in JOB_BY_GPU_AND_METHOD.items()
     ]
@@ -171,16 +177,21 @@ def facts(frames: Frames) -> dict[str, object]:
 def claims() -> list[Claim]:
     ratios = [
         make_claim(
-            "yoon2022.speed-logs.ratio", _corrected, slower, quicker, case=name.replace(" / ", "-"),
-            name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
+            "yoon2022.speed-logs.ratio",
+            _validation_free_ratio,
+            slower,
+            quicker,
+            case=name.replace(" / ", "-"),
+            name=name,
+            section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers),
             paper=round(published_step_ratio(slower, quicker), 3),
         )
         for name, (slower, quicker, answers) in RATIOS.items()
-    ]  # fmt: skip
+    ]
     published = [
         make_claim(
-            "yoon2022.speed-logs.published", _published, slower, quicker, case=name.replace(" / ", "-"),
+            "yoon2022.speed-logs.published", _published_ratio, slower, quicker, case=name.replace(" / ", "-"),
             name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers), paper=PAPERS[name],
         )
@@ -189,24 +200,24 @@ def claims() -> list[Claim]:
     return [
         *ratios,
         *published,
-        make_claim("yoon2022.speed-logs.pcie-longer.topk", _longer_on_pcie, "topk"),
-        make_claim("yoon2022.speed-logs.pcie-longer.dense", _longer_on_pcie, "dense"),
-        make_claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
+        make_claim("yoon2022.speed-logs.pcie-longer.topk", _percent_longer_on_pcie, "topk"),
+        make_claim("yoon2022.speed-logs.pcie-longer.dense", _percent_longer_on_pcie, "dense"),
+        make_claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing_ms, "topk"),
     ]
 
 
-def _corrected(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
+def _validation_free_ratio(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
     return validation_free_step_ratio(slower, quicker)
 
 
-def _published(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
+def _published_ratio(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
     return exact_estimate(frames, published_step_ratio(slower, quicker), 2)
 
 
-def _longer_on_pcie(_: Frames, method: str) -> Estimate:
+def _percent_longer_on_pcie(_: Frames, method: str) -> Estimate:
     return Estimate(100 * (rederived.nvlink_to_pcie_change(method).iteration_factor - 1))
 
 
-def _change_beside_computing(_: Frames, method: str) -> Estimate:
+def _change_beside_computing_ms(_: Frames, method: str) -> Estimate:
     change = rederived.nvlink_to_pcie_change(method)
     return Estimate(change.iteration_ms - change.computing_ms)

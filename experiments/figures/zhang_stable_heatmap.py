@@ -91,7 +91,10 @@ def claims() -> list[Claim]:
             f"zhang.{name}", looks.mean_over_task_runs, task, above, (-100.0, 100.0), case=task, label=label
         )
         for task, label in looks.MODELS.items()
-        for name, above in (("regions", _kept_above_chance), ("elements", _kept_above_elements))
+        for name, above in (
+            ("regions", _reselected_points_above_chance),
+            ("elements", _reselected_points_above_elements),
+        )
     ]
 
 
@@ -100,9 +103,9 @@ def mean_reselected_percent(run: Frames, kind: str, region_sizes: Sequence[int] 
     return float(np.mean([100 * reselected_share_by_lag(run, kind, size).mean() for size in region_sizes]))
 
 
-def _kept_above_chance(run: Frames) -> float:
+def _reselected_points_above_chance(run: Frames) -> float:
     return mean_reselected_percent(run, "kept") - mean_reselected_percent(run, "shuffled")
 
 
-def _kept_above_elements(run: Frames) -> float:
+def _reselected_points_above_elements(run: Frames) -> float:
     return mean_reselected_percent(run, "kept") - mean_reselected_percent(run, "kept", REGIONS[:1])

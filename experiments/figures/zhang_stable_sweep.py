@@ -94,7 +94,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         shown = {period * aside: mean for (block, period), mean in means.items() if block == size}
         look = style.MethodStyle(f"B = {size:,}", COLOURS.get(size, "#555555"), "o", "")
         beyond = [x for x, mean in shown.items() if mean.value > end]
-        lines.append(plots.Curve(look, list(shown), [_clip(mean, least, end) for mean in shown.values()]))
+        lines.append(
+            plots.Curve(look, list(shown), [_clip_to_axis(mean, least, end) for mean in shown.values()])
+        )
         lines.append(plots.Curve(look, beyond, [end] * len(beyond), ARROW))
     lines += [plots.Curve(style.method_style(method), None, mean) for method, mean in others.items()]
     limits: dict[str, Any] = {}
@@ -108,7 +110,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.compose_figure([panel], 2.9, legend_loc="outside right center", legend_columns=1)
 
 
-def _clip(mean: Estimate, least: float, end: float) -> Estimate:
+def _clip_to_axis(mean: Estimate, least: float, end: float) -> Estimate:
     """Return a mean at most at the end; its interval within what is drawn, and none of what lies beyond."""
     if mean.value > end:
         return Estimate(end)

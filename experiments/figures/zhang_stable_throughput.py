@@ -111,7 +111,7 @@ def lowest_common_loss(frames: Frames, task: str) -> float:
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
-def steps_to_common_loss(frames: Frames, task: str, method: str) -> CrossingBySeed:
+def steps_to_common_loss_by_seed(frames: Frames, task: str, method: str) -> CrossingBySeed:
     """Return the steps until a mean loss of an epoch is down to the common one, by seed."""
     keys = run_keys(frames, task, method, "epoch")
     return crossing_by_seed(frames, keys, COLUMN, lowest_common_loss(frames, task), falls=True)
@@ -122,7 +122,7 @@ def speedup_to_common_loss(frames: Frames, task: str, method: str, other: str) -
     method_s, other_s = (slowest_worker_step_s(frames, task, name) for name in (method, other))
     if method_s is None or other_s is None:
         return None
-    slow, fast = (steps_to_common_loss(frames, task, name) for name in (other, method))
+    slow, fast = (steps_to_common_loss_by_seed(frames, task, name) for name in (other, method))
     return speedup_to_target(slow, fast, Estimate(other_s.value / method_s.value))
 
 
@@ -184,7 +184,7 @@ def table(frames: Frames) -> list[Table]:
                         "dense's step / own": step_time_ratio(frames, run_keys(frames, task, "dense"), keys),
                         "loss": lowest_common_loss(frames, task),
                         "time to it": seconds_to_target(
-                            steps_to_common_loss(frames, task, method), step.value
+                            steps_to_common_loss_by_seed(frames, task, method), step.value
                         )
                         if step
                         else None,

@@ -150,8 +150,9 @@ def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
 def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"no claim of shi2019\.yaml 'bond' \(did you mean 'bound'\?\)"):
         papers.make_claim("shi2019.bond", lambda frames: None)
-    half = {"half": {"text": "something", "kind": "ordering"}}
-    monkeypatch.setattr(papers, "claim_fields_by_name", lambda paper: half)
+    monkeypatch.setattr(
+        papers, "claim_fields_by_name", lambda paper: {"half": {"text": "something", "kind": "ordering"}}
+    )
     lacking = r"the claim shi2019\.half lacks unit, source, tolerance, reason: give"
     with pytest.raises(ValueError, match=lacking):
         papers.make_claim("shi2019.half", lambda frames: None)

@@ -97,10 +97,10 @@ def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
     predicted = model.break_even_gbit_s("topk")
     for times in (1.3, 1 / 1.3):
         value = there(
-            item.factor_between_measured_and_predicted(frames(equal_at(predicted * times)), *CASE, "topk")
+            item.break_even_prediction_error_factor(frames(equal_at(predicted * times)), *CASE, "topk")
         )
         assert value[:3] == pytest.approx((1.3, 1.3, 1.3))
-    value = there(item.factor_between_measured_and_predicted(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
+    value = there(item.break_even_prediction_error_factor(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
     assert value[:2] == pytest.approx((1, 1))
     assert there(value.high) > 1.4
 
@@ -108,7 +108,7 @@ def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
 def test_without_a_crossing_nothing_is_compared_and_why_is_told() -> None:
     faster = frames(lambda method, gbit_s, launch: 0.5)
     with pytest.raises(MixedRunsError, match=r"above 1.92 Gbit/s in 3 of 3 launches; predicted 1.18"):
-        item.factor_between_measured_and_predicted(faster, *CASE, "topk")
+        item.break_even_prediction_error_factor(faster, *CASE, "topk")
     begins = (
         "with the fused search Top-k beats overlapped dense up to a higher bandwidth than with torch.topk"
     )

@@ -10,7 +10,12 @@ import pytest
 from analysis.claims import Verdict
 from analysis.records.frames import Frames
 from analysis.stats import Estimate
-from analysis.times.time_to_target import TargetCrossing, find_target_crossing, seconds_to_target, speedup_to_target
+from analysis.times.time_to_target import (
+    TargetCrossing,
+    find_target_crossing,
+    seconds_to_target,
+    speedup_to_target,
+)
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
 from tests.conftest import there

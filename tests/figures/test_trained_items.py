@@ -163,7 +163,6 @@ def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -
         "test accuracy, Standard SGD, layer-wise, W = 8": 82.1,  # seeds are a tenth apart
         "test accuracy, Top-k, layer-wise, W = 1": 80.1,
         "test accuracy, Block-random-k (allReduce), global, W = 2": 66.1,
-        "Block-random-k with allReduce, global, loses": 14.0,
         "Block-random-k, layer-wise, loses more": 7.0,
         "Top-k layer-wise ends above": 1.0,
         "Top-k ends above every other sparse scheme, global": 5.0,
