@@ -51,8 +51,8 @@ class ClaimEvidence(NamedTuple):
     def process_runs_if_any(self) -> ClaimEvidence:
         """Return the evidence of processes alone, where there are any: these alone gave times."""
         runs = self.frames.runs
-        measured = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
-        return ClaimEvidence(self.frames._replace(runs=measured)) if len(measured) else self
+        process_runs = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
+        return ClaimEvidence(self.frames._replace(runs=process_runs)) if len(process_runs) else self
 
     @property
     def launches(self) -> pd.DataFrame:
@@ -72,8 +72,12 @@ class ClaimEvidence(NamedTuple):
     @property
     def link_asked_gbit_s(self) -> float | None:
         """Gbit/s of the emulated link between two nodes that was asked for; None of several."""
-        asked = captions.distinct_values(self.frames, "cluster.link.beta_s_per_byte")
-        return 8e-9 / float(asked[0]) if self.has_emulated_links and len(asked) == 1 else None
+        asked_s_per_byte = captions.distinct_values(self.frames, "cluster.link.beta_s_per_byte")
+        return (
+            8e-9 / float(asked_s_per_byte[0])
+            if self.has_emulated_links and len(asked_s_per_byte) == 1
+            else None
+        )
 
     @property
     def links_found_gbit_s(self) -> list[float]:
@@ -86,8 +90,8 @@ class ClaimEvidence(NamedTuple):
     @property
     def link_found_gbit_s(self) -> float | None:
         """Gbit/s that was found of the link that is farthest from what was asked for."""
-        asked = self.link_asked_gbit_s or math.nan
-        return max(self.links_found_gbit_s, key=lambda gbit_s: abs(gbit_s / asked - 1), default=None)
+        asked_gbit_s = self.link_asked_gbit_s or math.nan
+        return max(self.links_found_gbit_s, key=lambda gbit_s: abs(gbit_s / asked_gbit_s - 1), default=None)
 
     @property
     def has_emulated_links(self) -> bool:
@@ -97,21 +101,25 @@ class ClaimEvidence(NamedTuple):
     @property
     def is_link_off_target(self) -> bool:
         """True if a link was found that can't be called by what was asked for."""
-        asked, found = self.link_asked_gbit_s, self.link_found_gbit_s
-        return asked is not None and found is not None and abs(found / asked - 1) > LINK_TOLERANCE
+        asked_gbit_s, found_gbit_s = self.link_asked_gbit_s, self.link_found_gbit_s
+        return (
+            asked_gbit_s is not None
+            and found_gbit_s is not None
+            and abs(found_gbit_s / asked_gbit_s - 1) > LINK_TOLERANCE
+        )
 
     def link_text(self) -> str:
         """Return the link by what was found: '1 Gbit/s', '0.9 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 9)'.
 
         A link with a length has that, too: '0.1 Gbit/s and 50 ms one way'.
         """
-        asked, found = self.link_asked_gbit_s, self.links_found_gbit_s
-        if asked is None or not found:
-            return f"{format_number(asked)} Gbit/s (asked)" if asked else "emulated links"
+        asked_gbit_s, found_gbit_s = self.link_asked_gbit_s, self.links_found_gbit_s
+        if asked_gbit_s is None or not found_gbit_s:
+            return f"{format_number(asked_gbit_s)} Gbit/s (asked)" if asked_gbit_s else "emulated links"
         if not self.is_link_off_target:
-            return f"{format_number(asked)} Gbit/s{self._length_text()}"
-        ends = dict.fromkeys((format_brief(found[0], 2), format_brief(found[-1], 2)))
-        return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked)}){self._length_text()}"
+            return f"{format_number(asked_gbit_s)} Gbit/s{self._length_text()}"
+        ends = dict.fromkeys((format_brief(found_gbit_s[0], 2), format_brief(found_gbit_s[-1], 2)))
+        return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked_gbit_s)}){self._length_text()}"
 
     def _length_text(self) -> str:
         runs, column = self.frames.runs, "cluster.link.alpha_s"
@@ -204,16 +212,16 @@ def _describe_difference(runs: pd.DataFrame, column: str, paper: Any) -> str:
     """Return 'batch 16 instead of 128'; empty where no run differs."""
     if column not in runs:
         return ""
-    differing = set()
+    value_pairs = set()
     table = runs.reindex(columns=["device", "task.name", column])
     for device, task, value in table.itertuples(index=False, name=None):
-        expected = paper.get(device, paper.get(task, value)) if isinstance(paper, Mapping) else paper
+        paper_value = paper.get(device, paper.get(task, value)) if isinstance(paper, Mapping) else paper
         is_missing = value is None or (isinstance(value, float) and math.isnan(value))
-        if not is_missing and value != expected:
-            differing.add((value, expected))
+        if not is_missing and value != paper_value:
+            value_pairs.add((value, paper_value))
     # Numbers by their size, then words: the order of the records says nothing.
-    ordered = sorted(differing, key=lambda pair: (isinstance(pair[0], str), pair[0]))
-    texts = [f"{_value_text(value)} instead of {_value_text(expected)}" for value, expected in ordered]
+    ordered = sorted(value_pairs, key=lambda pair: (isinstance(pair[0], str), pair[0]))
+    texts = [f"{_value_text(value)} instead of {_value_text(paper_value)}" for value, paper_value in ordered]
     return f"{SCALE_NAMES[column]} {captions.join_with_and(dict.fromkeys(texts))}" if texts else ""
 
 

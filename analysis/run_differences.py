@@ -95,15 +95,19 @@ def differences_text(differences: Sequence[RunDifference], a: str, b: str) -> st
     lines = [f"A: {a}", f"B: {b}", ""]
     if not any(difference.weight == EXPLAINS for difference in differences):
         lines += ["nothing that both runs recorded explains a difference in time", ""]
-    listed = [difference for difference in differences if difference.weight != EXPLAINS_NOTHING]
-    column = max((len(difference.field) for difference in listed), default=0) + 2
+    listed_differences = [difference for difference in differences if difference.weight != EXPLAINS_NOTHING]
+    column = max((len(difference.field) for difference in listed_differences), default=0) + 2
     heading = f"  {'':{column}}{'A':{VALUE_WIDTH}}  B"
     for weight in WEIGHTS[:-1]:
-        rows = [difference for difference in listed if difference.weight == weight]
+        rows = [difference for difference in listed_differences if difference.weight == weight]
         table = [f"  {row.field:{column}}{_shorten(row.a):{VALUE_WIDTH}}  {_shorten(row.b)}" for row in rows]
         lines += [weight, heading, *table, ""] if rows else []
-    idle = dict.fromkeys(row.field.partition(".")[0] for row in differences if row.weight == EXPLAINS_NOTHING)
-    return "\n".join([*lines, f"{EXPLAINS_NOTHING}: {', '.join(idle)}"] if idle else lines).rstrip()
+    idle_fields = dict.fromkeys(
+        row.field.partition(".")[0] for row in differences if row.weight == EXPLAINS_NOTHING
+    )
+    return "\n".join(
+        [*lines, f"{EXPLAINS_NOTHING}: {', '.join(idle_fields)}"] if idle_fields else lines
+    ).rstrip()
 
 
 def _importance(difference: RunDifference) -> tuple[int, int, str]:
@@ -121,8 +125,8 @@ def _walk_differences(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, An
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         absent = NOT_SET if field.startswith("config") else NOT_RECORDED
         for key in {**a, **b}:
-            below = f"{field}.{key}".lstrip(".").removeprefix("provenance.")
-            yield from _walk_differences(below, a.get(key, absent), b.get(key, absent))
+            inner_field = f"{field}.{key}".lstrip(".").removeprefix("provenance.")
+            yield from _walk_differences(inner_field, a.get(key, absent), b.get(key, absent))
     elif a != b:
         yield field, a, b
 

@@ -64,8 +64,8 @@ class StaticSite:
             values: for the template.
         """
         page = name or template
-        up = "../" if subfolder else ""
-        text = self.templates.get_template(f"{template}.html").render(page=page, up=up, **values)
+        path_to_root = "../" if subfolder else ""
+        text = self.templates.get_template(f"{template}.html").render(page=page, up=path_to_root, **values)
         return self.write_file(f"{subfolder}/{page}.html" if subfolder else f"{page}.html", text)
 
     def write_file(self, path: str, text: str) -> Path:

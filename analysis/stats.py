@@ -323,9 +323,9 @@ def _paired_estimate(
 ) -> Estimate | None:
     if not keys or not others:
         return None
-    both = [*keys, *others]
-    _check_comparable(frames, both)
-    by_block = has_blocks_in_every_run(frames, both)
+    both_keys = [*keys, *others]
+    _check_comparable(frames, both_keys)
+    by_block = has_blocks_in_every_run(frames, both_keys)
     ours = replication_units(frames, keys, by_block)
     theirs = replication_units(frames, others, by_block)
     if not set(phases) <= set(ours.means_by_unit) & set(theirs.means_by_unit):
@@ -413,8 +413,8 @@ def _last_value_by_seed(frames: Frames, keys: Sequence[str], column: str) -> pd.
     note_read_run_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     has_values = epochs.groupby("key")[column].transform("count") > 0
-    recorded = has_values | epochs["key"].isin(find_diverged_keys(frames))
-    last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
+    has_last_value = has_values | epochs["key"].isin(find_diverged_keys(frames))
+    last = epochs[has_last_value].set_index("key")[column].groupby(level="key", sort=False).tail(1)
     return last.rename(index=_seed_by_key(frames))  # type: ignore[no-any-return]  # pandas: of a Series
 
 
@@ -439,7 +439,7 @@ def _epochs_by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[An
 
 
 def _lasting_lead_step(ours: pd.DataFrame, theirs: pd.DataFrame, column: str) -> float:
-    both = ours.merge(theirs, on="epoch", suffixes=("", "_other")).sort_values("epoch")
-    behind = np.flatnonzero(~(both[column] > both[f"{column}_other"]).to_numpy())
+    paired_epochs = ours.merge(theirs, on="epoch", suffixes=("", "_other")).sort_values("epoch")
+    behind = np.flatnonzero(~(paired_epochs[column] > paired_epochs[f"{column}_other"]).to_numpy())
     first = behind[-1] + 1 if len(behind) else 0
-    return float(both["step"].iloc[first]) if first < len(both) else float(np.inf)
+    return float(paired_epochs["step"].iloc[first]) if first < len(paired_epochs) else float(np.inf)

@@ -65,9 +65,9 @@ def verdicts_table(rows: Iterable[ItemVerdict], *, shows_adjusted_words: bool = 
     are_several = len({item for item, _ in rows}) > 1
     is_shown = {"all together": shows_adjusted_words, "item": are_several, "scale": bool(letters)}
     columns = ("verdict", "all together", "item", "claim", "paper", "ours", "because", "scale")
-    shown = [name for name in columns if is_shown.get(name, True)]
+    shown_columns = [name for name in columns if is_shown.get(name, True)]
     title = ". ".join(f"{letter}: {scale}" for scale, letter in letters.items())
-    return Table("" if are_several else title, pd.DataFrame(lines, columns=shown))
+    return Table("" if are_several else title, pd.DataFrame(lines, columns=shown_columns))
 
 
 def scale_letters_table(rows: Iterable[ItemVerdict]) -> Table:
@@ -137,7 +137,7 @@ def causes_by_word_table(rows: Iterable[ItemVerdict]) -> Table:
 def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
     """Return the page of all verdicts in Markdown: counts of each word, judged claims, then the others."""
     judged = [(item, verdict) for item, verdict in rows if verdict.word not in UNDECIDED]
-    others = [(item, verdict) for item, verdict in rows if verdict.word in UNDECIDED]
+    undecided = [(item, verdict) for item, verdict in rows if verdict.word in UNDECIDED]
     return (
         "# What became of the papers' claims\n\n"
         "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
@@ -147,8 +147,8 @@ def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
         f"{causes_by_word_table(rows).to_markdown()}\n## Judged\n\n"
         f"{verdicts_table(judged, shows_adjusted_words=True).to_markdown()}\n"
         f"### Their scales\n\n{scale_letters_table(judged).to_markdown()}\n"
-        f"## Not comparable, or not run\n\n{verdicts_table(others).to_markdown()}\n"
-        f"### The scales of these\n\n{scale_letters_table(others).to_markdown()}"
+        f"## Not comparable, or not run\n\n{verdicts_table(undecided).to_markdown()}\n"
+        f"### The scales of these\n\n{scale_letters_table(undecided).to_markdown()}"
     )
 
 

@@ -20,10 +20,12 @@ def main(words: Sequence[str]) -> int:
         print(f"which clone?\n{__doc__}", file=sys.stderr)
         return BAD_INPUT
     try:
-        ours = tables.read_tables_from_logs(Path(words[0]))
+        derived_tables = tables.read_tables_from_logs(Path(words[0]))
         if len(words) == 2:
-            tables.write_tables(ours, Path(words[1]))
-        differences = tables.find_table_differences(ours, tables.read_verified_tables(tables.FOLDER))
+            tables.write_tables(derived_tables, Path(words[1]))
+        differences = tables.find_table_differences(
+            derived_tables, tables.read_verified_tables(tables.FOLDER)
+        )
     except ValueError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT

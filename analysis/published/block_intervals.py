@@ -44,10 +44,14 @@ def jackknife_estimate(parts: JackknifeParts, bounds: Bounds = UNBOUNDED) -> Est
         parts: the statistic of the table, then without each block.
         bounds: what the quantity can't reach; the interval is cut there.
     """
-    whole, rests = float(parts[0]), parts[1:]
-    blocks = len(rests)
-    added = (blocks - 1) * (rests.mean() - rests)  # less the statistic itself, so that its mean is 0
-    low, high = (float(np.clip(whole + edge, *bounds)) for edge in autocorrelated_mean_interval(added))
+    whole, values_without_block = float(parts[0]), parts[1:]
+    blocks = len(values_without_block)
+    centred_pseudo_values = (blocks - 1) * (
+        values_without_block.mean() - values_without_block
+    )  # less the statistic itself, so that its mean is 0
+    low, high = (
+        float(np.clip(whole + edge, *bounds)) for edge in autocorrelated_mean_interval(centred_pseudo_values)
+    )
     return Estimate(whole, low, high, blocks, LOGGED)
 
 
@@ -65,23 +69,27 @@ def autocorrelated_mean_interval(series: np.ndarray) -> tuple[float, float]:
 
     n = len(series)
     r = CORRELATIONS[:, None]
-    ours, ones = (_whiten(of, r) for of in (series, np.ones(n)))
-    weight = (ones**2).sum(axis=1)
-    means = (ours * ones).sum(axis=1) / weight
-    rest = (ours**2).sum(axis=1) - means**2 * weight
-    if not rest.max() > 0:
+    whitened_series, whitened_ones = (_whiten(vector, r) for vector in (series, np.ones(n)))
+    information = (whitened_ones**2).sum(axis=1)
+    means = (whitened_series * whitened_ones).sum(axis=1) / information
+    squared_residuals = (whitened_series**2).sum(axis=1) - means**2 * information
+    if not squared_residuals.max() > 0:
         return float(series.mean()), float(series.mean())
-    errors = np.sqrt(rest / (n - 1) / weight)
-    likely = -((n - 1) * np.log((1 - CORRELATIONS**2) * rest) + np.log(weight)) / 2
-    likely = np.exp(likely - likely.max())
-    likely /= likely.sum()
+    errors = np.sqrt(squared_residuals / (n - 1) / information)
+    log_likelihoods = -((n - 1) * np.log((1 - CORRELATIONS**2) * squared_residuals) + np.log(information)) / 2
+    posterior_weights = np.exp(log_likelihoods - log_likelihoods.max())
+    posterior_weights /= posterior_weights.sum()
 
     def below(x: float, share: float) -> float:
-        return float(likely @ scipy.special.stdtr(n - 1, (x - means) / errors)) - share
+        return float(posterior_weights @ scipy.special.stdtr(n - 1, (x - means) / errors)) - share
 
-    far = 1e4 * errors.max()
+    search_margin = 1e4 * errors.max()
     low, high = (
-        float(scipy.optimize.brentq(below, means.min() - far, means.max() + far, args=(share,)))
+        float(
+            scipy.optimize.brentq(
+                below, means.min() - search_margin, means.max() + search_margin, args=(share,)
+            )
+        )
         for share in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     )
     return low, high
@@ -102,15 +110,22 @@ def combine_independent_estimates(statistic: Callable[..., float], *values: Esti
     than it says.
     """
     arguments = [value.value for value in values]
-    whole = statistic(*arguments)
-    down = up = 0.0
+    combined_value = statistic(*arguments)
+    squares_down = squares_up = 0.0
     for i, value in enumerate(values):
         if value.low is None or value.high is None:
             raise ValueError(f"{value} has no interval that could be combined")
-        moved = [
-            statistic(*arguments[:i], edge, *arguments[i + 1 :]) - whole for edge in (value.low, value.high)
+        changes = [
+            statistic(*arguments[:i], edge, *arguments[i + 1 :]) - combined_value
+            for edge in (value.low, value.high)
         ]
-        down += min(0.0, *moved) ** 2
-        up += max(0.0, *moved) ** 2
-    least = min(values, key=lambda value: value.n)
-    return Estimate(whole, whole - down**0.5, whole + up**0.5, least.n, least.sample_kind)
+        squares_down += min(0.0, *changes) ** 2
+        squares_up += max(0.0, *changes) ** 2
+    least_sampled = min(values, key=lambda value: value.n)
+    return Estimate(
+        combined_value,
+        combined_value - squares_down**0.5,
+        combined_value + squares_up**0.5,
+        least_sampled.n,
+        least_sampled.sample_kind,
+    )

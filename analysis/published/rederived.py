@@ -71,8 +71,8 @@ def job_sums(job: int, with_loop_starts: bool = True) -> JobSums:
 def settled_iterations(job: int) -> pd.DataFrame:
     """Return the rows of `iteration_table` from the 100th iteration on."""
     table = iteration_table_of_job(job)
-    settled: pd.DataFrame = table[table["iteration"] >= SETTLED_FROM_ITERATION]
-    return settled
+    settled_rows: pd.DataFrame = table[table["iteration"] >= SETTLED_FROM_ITERATION]
+    return settled_rows
 
 
 def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:

@@ -138,8 +138,8 @@ def read_tables_from_logs(clone: Path) -> LoggedTables:
         for table in (epochs, windows, iterations):
             table.insert(0, "job", number)
         tables_of_jobs.append((epochs, windows, iterations))
-    others = (pd.concat(tables, ignore_index=True) for tables in zip(*tables_of_jobs, strict=True))
-    return LoggedTables(pd.DataFrame(rows), *others)
+    other_tables = (pd.concat(tables, ignore_index=True) for tables in zip(*tables_of_jobs, strict=True))
+    return LoggedTables(pd.DataFrame(rows), *other_tables)
 
 
 def write_tables(tables: LoggedTables, folder: Path) -> None:
@@ -221,11 +221,11 @@ def _encode_table(name: str, table: pd.DataFrame) -> bytes:
 
 
 def _decode_table(path: Path, digests: schema.PublishedTableDigests) -> pd.DataFrame:
-    recorded = digests.files.get(path.name)
-    if recorded is None:
+    recorded_digest = digests.files.get(path.name)
+    if recorded_digest is None:
         raise DamagedFileError(path.parent / DIGESTS, f"has no digest of {path.name}")
     try:
-        raw = io.BytesIO(read_bytes_checking_digest(path, recorded.sha256))
+        raw = io.BytesIO(read_bytes_checking_digest(path, recorded_digest.sha256))
     except DamagedFileError as damage:
         raise DamagedFileError(
             path, f"{damage.why}; `git checkout` brings it back, `python -m analysis.published` explains it"
@@ -234,10 +234,10 @@ def _decode_table(path: Path, digests: schema.PublishedTableDigests) -> pd.DataF
     return table
 
 
-def _count_unequal(column: pd.Series, other: pd.Series) -> int:
+def _count_unequal(column: pd.Series, other_column: pd.Series) -> int:
     """Return the number of rows in which two columns differ."""
     if not pd.api.types.is_numeric_dtype(column):
-        return int((column.to_numpy() != other.to_numpy()).sum())
-    ours, theirs = (side.to_numpy(dtype=float, na_value=np.nan) for side in (column, other))
+        return int((column.to_numpy() != other_column.to_numpy()).sum())
+    ours, theirs = (side.to_numpy(dtype=float, na_value=np.nan) for side in (column, other_column))
     digit = 1.0 if str(column.name).endswith("_us") else 1e-3
     return int((~np.isclose(ours, theirs, rtol=1e-6, atol=1.01 * digit, equal_nan=True)).sum())

@@ -69,15 +69,15 @@ def settled_windows(job: int) -> SettledWindows:
     workers = JOBS[job].workers
     is_stall = table["long_waits"] > 0
     ordinary = table.loc[~is_stall & (table["iteration"] >= SETTLED_FROM_ITERATION), "comm_mean_ms"].mean()
-    stalled = table[is_stall & (table["iteration"] < ends[-1])]
-    waits = (workers * stalled["comm_mean_ms"] - stalled["comm_min_ms"]) / (workers - 1) - ordinary
+    stalled_rows = table[is_stall & (table["iteration"] < ends[-1])]
+    waits = (workers * stalled_rows["comm_mean_ms"] - stalled_rows["comm_min_ms"]) / (workers - 1) - ordinary
     stalls = np.zeros(len(ends))
-    np.add.at(stalls, np.searchsorted(ends, stalled["iteration"], side="right"), waits.to_numpy())
+    np.add.at(stalls, np.searchsorted(ends, stalled_rows["iteration"], side="right"), waits.to_numpy())
     is_settled = starts >= SETTLED_FROM_ITERATION
     return SettledWindows(windows["ms"].to_numpy()[is_settled], (stalls / (ends - starts))[is_settled])
 
 
-def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
+def fit_stall_line(times_ms: np.ndarray, stalls_ms: np.ndarray) -> StallLine:
     """Fit least squares with 95 % intervals that allow for autocorrelated residuals and for unlike windows.
 
     Only three windows are without a stall, so that their residuals decide the intercept. Its variance is the
@@ -86,19 +86,19 @@ def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     own residual (HC3). By simulation with residuals like those of the logs the interval covers the intercept
     in 93 to 98 % of cases.
     """
-    n = len(times)
-    design = np.stack([np.ones(n), stalls], axis=1)
+    n = len(times_ms)
+    design = np.stack([np.ones(n), stalls_ms], axis=1)
     solve = np.linalg.pinv(design)  # (2, n)
-    coefficients = solve @ times
-    residuals = times - design @ coefficients
+    coefficients = solve @ times_ms
+    residuals = times_ms - design @ coefficients
     covariance = np.correlate(residuals, residuals, "full")[n - 1 :] / (n - 2)
     tapered = covariance * np.clip(1 - np.arange(n) / (MAX_LAG_WINDOWS + 1), 0, None)
-    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    alike = np.einsum("ij,jk,ik->i", solve, tapered[apart], solve)
-    alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
+    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    variances_if_alike = np.einsum("ij,jk,ik->i", solve, tapered[lags], solve)
+    variances_if_alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
     leverage = np.einsum("ij,ji->i", design, solve)
-    unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
-    half_widths = student_t_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
+    variances_if_unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
+    half_widths = student_t_quantile(n - 2) * np.sqrt(np.maximum(variances_if_alike, variances_if_unlike))
     intercept_ms, slope = (
         Estimate(float(value), float(value - half_width), float(value + half_width), n, WINDOWS)
         for value, half_width in zip(coefficients, half_widths, strict=True)

@@ -48,7 +48,7 @@ def wait_s_by_step_and_cause(frames: Frames, key: str) -> pd.DataFrame | None:
 
 
 def wait_percent_explained(
-    frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)
+    frames: Frames, keys: Sequence[str], cause: str, whole_columns: Sequence[str] = ("wait",)
 ) -> Estimate | None:
     """Return the percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
 
@@ -59,7 +59,7 @@ def wait_percent_explained(
         return None
     units = _unit_means(frames, tables)
     part = units[cause]
-    whole = units[list(of)].sum(axis="columns")
+    whole = units[list(whole_columns)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
     sample_kind = BLOCKS if is_replicated_by_block(frames, keys) else LAUNCHES

@@ -40,8 +40,8 @@ def step_seconds_by_launch(
         steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
         local_s, exchanging_s = (
-            float(steps[chosen].groupby("block")["step_s"].mean().median())
-            for chosen in (~is_exchange, is_exchange)
+            float(steps[mask].groupby("block")["step_s"].mean().median())
+            for mask in (~is_exchange, is_exchange)
         )
         seed = int(value_of_run(frames, key, "seed"))
         by_launch[seed] = LaunchStepSeconds(

@@ -27,7 +27,7 @@ TraceEvent = dict[str, Any]
 
 
 def build_perfetto_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
-    """Return the trace of one run: of its key, or of the keys of variants that took turns in it.
+    """Return the trace of one run: of its key, or of the keys of variants that duration_ns turns in it.
 
     Raises:
         ValueError: no spans were recorded.
@@ -41,7 +41,7 @@ def build_perfetto_trace(frames: Frames, keys: Sequence[str], name: str) -> Trac
             _to_slices(spans, "duration_s", clock_ahead_s),
         ]
     )
-    slices["start"] -= slices["start"].min()
+    slices["start_ns"] -= slices["start_ns"].min()
     events = list[TraceEvent]()
     for rank, rank_slices in slices.groupby("rank"):
         is_span = rank_slices["phase"].notna()
@@ -63,13 +63,15 @@ def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
 
 
 def _to_slices(rows: pd.DataFrame, duration: str, clock_ahead_s: pd.Series[float]) -> pd.DataFrame:
-    """Return steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
+    """Return steps or spans with whole `start_ns` and `duration_ns`; of steps, phase is NaN."""
     start_s = rows["start_s"] - rows["rank"].map(clock_ahead_s).fillna(0.0)
     slices = rows.reindex(columns=["key", "rank", "step", "phase", *STEP_FACTS]).assign(
-        start=(NS_PER_S * start_s).round().astype("int64"),
-        took=(NS_PER_S * rows[duration]).round().astype("int64"),
+        start_ns=(NS_PER_S * start_s).round().astype("int64"),
+        duration_ns=(NS_PER_S * rows[duration]).round().astype("int64"),
     )
-    ordered: pd.DataFrame = slices.sort_values(["start", "took"], ascending=[True, False], kind="stable")
+    ordered: pd.DataFrame = slices.sort_values(
+        ["start_ns", "duration_ns"], ascending=[True, False], kind="stable"
+    )
     return ordered
 
 
@@ -77,9 +79,9 @@ def _split_into_lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the spans of one rank, each in the first lane in which none is under way; at least one lane."""
     ends = [0]
     lane_by_place = list[int]()
-    for start, took in zip(spans["start"], spans["took"], strict=True):
+    for start, duration_ns in zip(spans["start_ns"], spans["duration_ns"], strict=True):
         lane = next((lane for lane, end in enumerate(ends) if end <= start + MAX_OVERLAP_NS), len(ends))
-        ends[lane : lane + 1] = [start + took]
+        ends[lane : lane + 1] = [start + duration_ns]
         lane_by_place.append(lane)
     lanes = np.array(lane_by_place, dtype=int)
     return [spans[lanes == lane] for lane in range(len(ends))]
@@ -102,10 +104,10 @@ def _slice_events(slices: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
 
     Each ends where the next one begins at the latest, for slices of a thread must not overlap.
     """
-    room = -slices["start"].diff(-1)
-    took = slices["took"].where(~(slices["took"] > room), room)
+    room = -slices["start_ns"].diff(-1)
+    duration_ns = slices["duration_ns"].where(~(slices["duration_ns"] > room), room)
     is_step = lane == STEP_LANE
-    for row in slices.assign(took=took).to_dict("records"):
+    for row in slices.assign(duration_ns=duration_ns).to_dict("records"):
         variant = str(row["key"]).partition("/")[2]
         args: dict[str, Any] = {"step": int(row["step"])}
         if variant:
@@ -121,7 +123,7 @@ def _slice_events(slices: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
             "ph": "X",
             "pid": int(row["rank"]),
             "tid": lane,
-            "ts": row["start"] / 1e3,
-            "dur": row["took"] / 1e3,
+            "ts": row["start_ns"] / 1e3,
+            "dur": row["duration_ns"] / 1e3,
             "args": args,
         }

@@ -152,12 +152,12 @@ def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.dev
         buffer = io.BytesIO()
         torch.save(record_training_gradients(network, dataset, root, device), buffer)
         write_atomic(path, buffer.getvalue(), durable=False)
-    saved = torch.load(path, map_location=device, weights_only=True)
+    stored_inputs = torch.load(path, map_location=device, weights_only=True)
     residual, gradients = (  # copied into memory as the library allocates it
-        huge_pages.request(torch.empty_like(saved[part])).copy_(saved[part])
+        huge_pages.request(torch.empty_like(stored_inputs[part])).copy_(stored_inputs[part])
         for part in ("residual", "gradients")
     )
-    return StepInputs(residual, gradients, saved["source"])
+    return StepInputs(residual, gradients, stored_inputs["source"])
 
 
 def record_training_gradients(

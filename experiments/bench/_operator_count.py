@@ -54,8 +54,8 @@ class OperatorCounter(TorchDispatchMode):
             ("native.add", NativeGroupKernel, "add", _add_nbytes),
             ("native.clear_at", NativeGroupKernel, "clear_at", _add_nbytes),
         ):
-            counted = self._count_calls(name, getattr(owner, attribute), nbytes)
-            self.patches.enter_context(mock.patch.object(owner, attribute, counted))
+            counting_function = self._count_calls(name, getattr(owner, attribute), nbytes)
+            self.patches.enter_context(mock.patch.object(owner, attribute, counting_function))
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 

@@ -39,15 +39,15 @@ def floor_row_name(rows: Sequence[Record]) -> str:
 
 def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
     """Draw ratios to the floor: left for each n, right for each density."""
-    timed = [
+    timed_rows = [
         row for row in rows
         if "median_ms" in row and row["distribution"] == STANDARD_SELECTION_CASE.distribution
     ]  # fmt: skip
-    floor = floor_row_name(timed)
-    by_n = [row for row in timed if row["density"] == STANDARD_SELECTION_CASE.density] or timed
-    n = choose_n_to_compare_densities(timed)
-    by_density = [row for row in timed if row["n"] == n]
-    names = row_names_quickest_first(timed, by_n, n, floor)
+    floor = floor_row_name(timed_rows)
+    by_n = [row for row in timed_rows if row["density"] == STANDARD_SELECTION_CASE.density] or timed_rows
+    n = choose_n_to_compare_densities(timed_rows)
+    by_density = [row for row in timed_rows if row["n"] == n]
+    names = row_names_quickest_first(timed_rows, by_n, n, floor)
     densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION_CASE.density]
     density_words = join_with_and(map(format_number, densities))
     panel_by_n = floor_ratio_panel(
@@ -61,12 +61,12 @@ def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
 
 
 def row_names_quickest_first(
-    timed: Sequence[Record], by_n: Sequence[Record], n: int, floor: str
+    timed_rows: Sequence[Record], rows_by_n: Sequence[Record], n: int, floor: str
 ) -> list[str]:
     """Return the names of rows with a ratio, without the floor, the quickest at this n first."""
     over = f"over_{floor}"
-    medians = {row["row"]: row[over]["median"] for row in by_n if row["n"] == n and row.get(over)}
-    names = {row["row"] for row in timed if row.get(over)} - {floor}
+    medians = {row["row"]: row[over]["median"] for row in rows_by_n if row["n"] == n and row.get(over)}
+    names = {row["row"] for row in timed_rows if row.get(over)} - {floor}
     order = [*SELECT_ROWS]
     return sorted(names, key=lambda name: (medians.get(name, float("inf")), order.index(name)))
 
@@ -134,14 +134,14 @@ def floor_ratio_panel(
 
 def draw_step_ratios(rows: Sequence[Record]) -> plots.Figure:
     """Draw ratios to plain DDP, a panel for each network, of the fewest workers that were timed."""
-    timed = [row for row in rows if row["part"] == "time" and row["row"] != DDP]
-    fewest_workers = min((row["workers"] for row in timed), default=1)
-    timed = [row for row in timed if row["workers"] == fewest_workers]
-    timed.sort(key=lambda row: network_sort_key(row["network"]))
-    names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed)]
+    timed_rows = [row for row in rows if row["part"] == "time" and row["row"] != DDP]
+    fewest_workers = min((row["workers"] for row in timed_rows), default=1)
+    timed_rows = [row for row in timed_rows if row["workers"] == fewest_workers]
+    timed_rows.sort(key=lambda row: network_sort_key(row["network"]))
+    names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed_rows)]
     panels = [
-        cpu_over_ddp_panel([*of_network], names, title=title)
-        for title, of_network in groupby(timed, network_title)
+        cpu_over_ddp_panel([*network_rows], names, title=title)
+        for title, network_rows in groupby(timed_rows, network_title)
     ]
     if not panels:
         panels = [cpu_over_ddp_panel([], [*STEP_ROWS], title="no step was timed")]

@@ -223,13 +223,13 @@ class BenchmarkPageDrawer:
 
         Says which records had to be left out.
         """
-        drawn = []
+        picture_paths = []
         for store in find_device_stores(self.benchmark, folders):
             try:
-                drawn.append(self.draw_device(store, folders.figures, say))
+                picture_paths.append(self.draw_device(store, folders.figures, say))
             except DamagedFileError as damage:
                 say(f"left out: {damage}")
-        return drawn
+        return picture_paths
 
     def draw_device(self, store: Path, folder: Path, say: Say = print) -> Path:
         """Draw one device's records into a folder, picture and page, and return the picture's path.
@@ -278,8 +278,8 @@ class BenchmarkPageDrawer:
 
     def render_markdown(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
         """Return the page: the picture, the conditions, a table for each case, descriptions of the rows."""
-        described = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
-        ordered = sorted(described, key=lambda row: self.row_names.index(row["row"]))
+        rows_with_day = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
+        ordered = sorted(rows_with_day, key=lambda row: self.row_names.index(row["row"]))
         ordered.sort(key=self.case_sort_key)
         times = {row["at"] for row in rows}
         filters: dict[str, Callable[..., Any]] = {
@@ -287,10 +287,10 @@ class BenchmarkPageDrawer:
             "listed": join_distinct_values, "listed_mib": join_distinct_mib, "title": step_case_title,
         }  # fmt: skip
         return render_template(
-            f"{self.benchmark}.md.jinja", filters, name=name, rows=described,
+            f"{self.benchmark}.md.jinja", filters, name=name, rows=rows_with_day,
             cases=[[*case_rows] for _, case_rows in groupby(ordered, self.case_sort_key)],
             starts=[invocation for invocation in invocations if invocation["at"] in times],
-            **self.page_content(described),
+            **self.page_content(rows_with_day),
         )  # fmt: skip
 
     def format_case_table(self, rows: Iterable[Record]) -> str:
@@ -360,10 +360,10 @@ def selection_page_content(rows: Sequence[Record]) -> Mapping[str, Any]:
         if (row["n"], row["density"], row["distribution"]) == STANDARD_SELECTION_CASE
     }
     rows_by_name = {name: [row for row in rows if row["row"] == name] for name in SELECT_ROWS}
-    compared = [standard[name] for name in ("fused", "numpy") if name in standard]
+    compared_rows = [standard[name] for name in ("fused", "numpy") if name in standard]
     return {
         "floor": pictures.floor_row_name(rows),
-        "gains": [row for row in compared if row.get("eager_over")],
+        "gains": [row for row in compared_rows if row.get("eager_over")],
         "by_row": [named_rows for named_rows in rows_by_name.values() if named_rows],
     }
 

@@ -178,8 +178,8 @@ def format_table_header(columns: str) -> str:
 def format_table_row(row_format: str, row: Record) -> str:
     """Return a row's fields in this format; of a row that was not measured, the reason."""
     if row.get("why"):
-        first, *others = row_format.split(" | ")
-        row_format = " | ".join([first, "{why}", *("" for _ in others[1:])]) + " |"
+        first, *other_columns = row_format.split(" | ")
+        row_format = " | ".join([first, "{why}", *("" for _ in other_columns[1:])]) + " |"
     return RowFormatter().vformat(row_format, (), defaultdict(lambda: None, row))
 
 

@@ -85,7 +85,7 @@ class PreparedGradientsLoss(Function):
         return parameters[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         result = (None, *ctx.gradients)
         ctx.gradients.clear()  # so that autograd alone has them, and may keep them as they are
         return result
@@ -134,10 +134,10 @@ def plan_times_around_search(comm: Comm, options: Any) -> LaunchPlan:
     for _ in range(SETTLING_STEPS):
         copy_gradients()
         backward_and_aggregate()
-    settled = total_candidates_and_selected(optimizer)
+    settled_totals = total_candidates_and_selected(optimizer)
 
     def report() -> Record:
-        candidates, selected = (total_candidates_and_selected(optimizer) - settled).tolist()
+        candidates, selected = (total_candidates_and_selected(optimizer) - settled_totals).tolist()
         copy_gradients()
         with OperatorCounter() as counter:
             backward_and_aggregate()

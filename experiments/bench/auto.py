@@ -70,14 +70,14 @@ def auto(
         device: cpu or cuda; by default cuda where there is a GPU.
         threads: CPU threads; by default torch's number.
     """
-    on = choose_device_and_set_threads(device, threads)
+    torch_device = choose_device_and_set_threads(device, threads)
     groups: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]
     if layers or not n:
         with torch.device("meta"):
             groups.append(tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters()))
     bucket_sizes = {(sum(sizes), len(sizes)): sizes for sizes in groups}
     return Benchmark(
-        machine=describe_machine_and_code(on),
+        machine=describe_machine_and_code(torch_device),
         description="medians [spread]",
         cases=[
             {"n": size, "buckets": count, "density": share}
@@ -86,7 +86,7 @@ def auto(
         ],
         settings={"seconds": seconds},
         measure=lambda case: [
-            time_searches(bucket_sizes[case["n"], case["buckets"]], case["density"], on, seconds)
+            time_searches(bucket_sizes[case["n"], case["buckets"]], case["density"], torch_device, seconds)
         ],
         header="n | buckets | density | auto is | torch, ms | auto, ms | fused, ms | torch / auto | "
         "torch / fused | repetitions",
@@ -94,7 +94,7 @@ def auto(
         "{auto_ms[median]:.3g} | {fused_ms[median]:.3g} | {torch_over_auto:.2f} | {torch_over_fused:.2f} | "
         "{torch_ms[n]}",
         summarise=lambda rows: summarise_sizes(
-            [row for row in rows if "kernels" in row], min_fused_numel(torch.empty(0, device=on))
+            [row for row in rows if "kernels" in row], min_fused_numel(torch.empty(0, device=torch_device))
         ),
     )
 

@@ -73,14 +73,14 @@ def parse_per_step_methods(methods: str) -> list[str]:
     Raises:
         ValueError: there is no such method, or it is a strategy of local steps.
     """
-    known = per_step_names()
-    names = methods.split(",") if methods else known
+    known_names = per_step_names()
+    names = methods.split(",") if methods else known_names
     for name in names:
         METHODS.check_name(name)
-        if name not in known:
+        if name not in known_names:
             raise ValueError(
                 f"methods={name}: it averages every few steps, and this looks at the average of every step; "
-                f"take some of {', '.join(known)}"
+                f"take some of {', '.join(known_names)}"
             )
     return names
 
@@ -93,16 +93,16 @@ def has_density(method: str) -> bool:
 def build_global_method(name: str, density: float) -> Method:
     """Return the method over the whole model, with this density, where it takes these options."""
     options = {"density": density, "scope": "global"}
-    known = sparsify.defaults(name)
+    defaults = sparsify.defaults(name)
     method: Method = sparsify.build(
-        name, **{option: options[option] for option in options if option in known}
+        name, **{option: options[option] for option in options if option in defaults}
     )
     return method
 
 
 def predict_and_count_bytes(case: Record) -> Iterator[Record]:
     """Yield the elements sent, the bytes predicted and the bytes counted in rank 0's last step."""
-    name, size, density, n = case.values()
+    name, workers, density, n = case.values()
     method = build_global_method(name, density)
     shape = (n // ROW_LENGTH, ROW_LENGTH)
 
@@ -114,23 +114,25 @@ def predict_and_count_bytes(case: Record) -> Iterator[Record]:
             report = aggregator.aggregate()
         return report
 
-    reports = virtual.run(size, run_steps)
+    reports = virtual.run(workers, run_steps)
     selected = [report.selected for report in reports]
-    counted = reports[0].wire_bytes
+    counted_bytes = reports[0].wire_bytes
     k = num_selected(n, method.density_at(0))
-    prediction = method.predict_bytes(BucketStep((shape,), k, torch.float32, size, STEPS - 1, selected))
-    is_kept = prediction is not None and prediction.least <= counted <= prediction.most
+    prediction = method.predict_bytes(BucketStep((shape,), k, torch.float32, workers, STEPS - 1, selected))
+    is_kept = prediction is not None and prediction.least <= counted_bytes <= prediction.most
     nominal_k = num_selected(n, density)
     published = None
     if name in PUBLISHED_SCHEMES:
-        words = cost.published_cost(PUBLISHED_SCHEMES[name], n, nominal_k, size)[:2]
+        words = cost.published_cost(PUBLISHED_SCHEMES[name], n, nominal_k, workers)[:2]
         published = [float(WORD_BYTES * number) for number in words]
     yield {
         "k": nominal_k if has_density(name) else None,
         "sent": selected[0],
         "promised": None if prediction is None else [prediction.least, prediction.most],
-        "counted": counted,
+        "counted": counted_bytes,
         "published": published,
         "kept": "yes" if is_kept else "NO",
-        WRONG: "" if is_kept else f"{name}, P = {size}, density {density:g}: {counted:,} bytes were counted",
+        WRONG: ""
+        if is_kept
+        else f"{name}, P = {workers}, density {density:g}: {counted_bytes:,} bytes were counted",
     }

@@ -135,13 +135,13 @@ def gpu_first(
     if unknown:
         raise ValueError(f"gpu-first takes {DEVICE}, and no {unknown[0]}")
     is_rehearsal = device == "cpu" or bool(settings)
-    chosen = parts.split(",") if parts else []
-    check_known_names("part", chosen, [part.name for part in PARTS])
+    chosen_parts = parts.split(",") if parts else []
+    check_known_names("part", chosen_parts, [part.name for part in PARTS])
     all_parts = [part.as_rehearsal() if is_rehearsal else part for part in PARTS]
     if plan:
-        planned = [part for part in all_parts if not chosen or part.name in chosen]
-        total_min = sum(part.expected_min for part in planned)
-        print(render_template("gpu_plan.md.jinja", {}, parts=planned, total_min=total_min).rstrip("\n"))
+        planned_parts = [part for part in all_parts if not chosen_parts or part.name in chosen_parts]
+        total_min = sum(part.expected_min for part in planned_parts)
+        print(render_template("gpu_plan.md.jinja", {}, parts=planned_parts, total_min=total_min).rstrip("\n"))
         return 0
     # Not by torch, which takes seconds.
     devices = ["CPU"] if is_rehearsal else [gpu.name for gpu in gpus.gpus_by_bus_id().values()]
@@ -152,7 +152,7 @@ def gpu_first(
     variables = environment.all_variables()
     if is_rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
         variables |= {"CUDA_VISIBLE_DEVICES": "", "SPARSIFY_RESULTS": str(folder / "results")}
-    return GpuSession(all_parts, devices[0], folder, variables, chosen, is_rehearsal)
+    return GpuSession(all_parts, devices[0], folder, variables, chosen_parts, is_rehearsal)
 
 
 class ProcessEnd(NamedTuple):
@@ -170,7 +170,7 @@ class GpuSession:
     device_name: str
     folder: Path  # of this device's results
     variables: Mapping[str, str]  # of the parts' processes
-    chosen: Collection[str] = ()  # these parts only; they are tried again where they failed
+    chosen_parts: Collection[str] = ()  # these parts only; they are tried again where they failed
     is_rehearsal: bool = False
     grace_s: float = GRACE_S
 
@@ -189,7 +189,7 @@ class GpuSession:
         deadline_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
         was_interrupted = False
         for part in self.all_parts:
-            if was_interrupted or (self.chosen and part.name not in self.chosen):
+            if was_interrupted or (self.chosen_parts and part.name not in self.chosen_parts):
                 continue
             record = try_read_json_object(self.record_path(part.name))
             if record is None or force or not self.is_settled(part, record):
@@ -229,7 +229,9 @@ class GpuSession:
         if record["state"] == "ok":
             return True
         is_final = record["state"] == "failed" or (record["state"] == "too long" and not part.is_resumable)
-        return is_final and record["code"] == code_version.code_digest() and part.name not in self.chosen
+        return (
+            is_final and record["code"] == code_version.code_digest() and part.name not in self.chosen_parts
+        )
 
     def run_part(self, part: GpuPart, limit_s: float, earlier: Record | None) -> Record:
         """Run a part, and return its record.

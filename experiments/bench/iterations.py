@@ -47,8 +47,8 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
         settings: of the run, as `run` takes them.
         iterations: number of iterations that are counted.
     """
-    (planned,) = plan_runs_with_data([compose.resolve([*settings, "cluster=virtual"])], print)
-    config = planned.config
+    (planned_run,) = plan_runs_with_data([compose.resolve([*settings, "cluster=virtual"])], print)
+    config = planned_run.config
     device = prepare_device(config, WorkerPlace(0, 1, 0))
     task = config["task"]
     case = {
@@ -57,7 +57,7 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
     }  # fmt: skip
 
     def measure(case: Record) -> list[Record]:
-        run = build_run(config, planned.data_root, device)
+        run = build_run(config, planned_run.data_root, device)
         phases = measure_serialised_phases(run, iterations)
         iteration_ms = measure_production_iteration_ms(run, iterations)
         folder = ResultFolders().results / "bench" / "iterations"

@@ -75,9 +75,11 @@ def kernels(
         check: compare what is selected, and time nothing.
     """
     check_known_names("row", rows, STEPS)
-    on = choose_device_and_set_threads(device)
-    repeats = repeats or DEFAULT_REPEATS[on.type]
-    device_column = "device, us, in a graph" if on.type == "cuda" else "host, us (a CPU has no graph)"
+    torch_device = choose_device_and_set_threads(device)
+    repeats = repeats or DEFAULT_REPEATS[torch_device.type]
+    device_column = (
+        "device, us, in a graph" if torch_device.type == "cuda" else "host, us (a CPU has no graph)"
+    )
 
     def summarise(all_rows: list[Record]) -> Record:
         cases = []
@@ -90,11 +92,13 @@ def kernels(
         return {"checked": not any(row.get(WRONG) for row in all_rows), "cases": cases}
 
     return Benchmark(
-        machine=describe_machine_and_code(on),
+        machine=describe_machine_and_code(torch_device),
         description=f"{repeats} repetitions; medians with their spread",
         cases=[{"n": size, "density": DENSITY} for size in n],
         settings={"rows": [*(rows or STEPS)], "repeats": repeats, "check": check},
-        measure=lambda case: check_and_time_rows(case["n"], rows or STEPS, 0 if check else repeats, on),
+        measure=lambda case: check_and_time_rows(
+            case["n"], rows or STEPS, 0 if check else repeats, torch_device
+        ),
         case_title=lambda case: f"n = {case['n']:,}, density {DENSITY:g}",
         header=f"row | {device_column} | host, us, of a call",
         row_format="{row} | {device_us}{no_graph} | {host_us}",
@@ -147,8 +151,8 @@ def check_and_time_rows(n: int, rows: Sequence[str], repeats: int, device: torch
                 for field, ms_by_call in times.items()
             },
             **{
-                field: summarise_turn_ratios(device_times.get(above), device_times.get(below))
-                for field, (above, below) in RATIOS.items() if above == name
+                field: summarise_turn_ratios(device_times.get(numerator), device_times.get(denominator))
+                for field, (numerator, denominator) in RATIOS.items() if numerator == name
             },
         })  # fmt: skip
         if name == "fused" and uses_graphs:

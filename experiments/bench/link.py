@@ -181,12 +181,12 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
         [sys.executable, "-m", "experiments.bench.link"],
         str(ROOT), config["threads"], None, [], config["device"] == "cuda",
     )  # fmt: skip
-    planned = PlannedRun(config, None)
+    planned_run = PlannedRun(config, None)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if emulation_request(planned):
+        if emulation_request(planned_run):
             stack.enter_context(acquire_emulation_lock_or_raise())
-        network = start_network_if_emulated(planned)
+        network = start_network_if_emulated(planned_run)
         orders = folder / "orders.json"
         write_json(orders, {
             "config": config.as_dict(), "sizes": sizes, "repeats": repeats,

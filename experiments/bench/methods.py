@@ -55,14 +55,14 @@ def methods(
         repeats: number of timed pairs.
         device: cpu or cuda; by default cuda where there is a GPU.
     """
-    on = choose_device_and_set_threads(device)
+    torch_device = choose_device_and_set_threads(device)
     names = parse_per_step_methods(methods)
     return Benchmark(
-        machine=describe_machine_and_code(on),
+        machine=describe_machine_and_code(torch_device),
         description=f"density {DENSITY}, {WORKERS} virtual workers, {repeats} pairs; milliseconds, medians",
         cases=[{"n": size, "method": name} for size in n for name in names],
         settings={"density": DENSITY, "workers": WORKERS, "repeats": repeats},
-        measure=lambda case: [time_method_parts(case["method"], case["n"], repeats, on)],
+        measure=lambda case: [time_method_parts(case["method"], case["n"], repeats, torch_device)],
         header=f"method | n | {' | '.join(PARTS)} | torch.topk | / topk | sent / k | bytes | host syncs",
         row_format="{method} | {n:,} | {select_ms:.2f} | {exchange_ms:.2f} | {retain_ms:.2f} | "
         "{scatter_ms:.2f} | {topk_ms:.2f} | {over_topk:.2f} | {sent_per_k:.2f} | {wire_bytes:,} | "

@@ -35,25 +35,25 @@ def roofs(
         repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
         device: cpu or cuda; by default cuda where there is a GPU.
     """
-    on = choose_device_and_set_threads(device)
-    repeats = repeats or DEFAULT_REPEATS[on.type]
+    torch_device = choose_device_and_set_threads(device)
+    repeats = repeats or DEFAULT_REPEATS[torch_device.type]
 
     def measure(case: Record) -> Iterator[Record]:
         size = case["n"]
-        why = explain_lack_of_memory(HELD_BYTES * size, on)
+        why = explain_lack_of_memory(HELD_BYTES * size, torch_device)
         if why:
             yield {"why": why}
             return
-        source = torch.full((size,), 1e-3, device=on)
-        target = torch.zeros(size, device=on)
+        source = torch.full((size,), 1e-3, device=torch_device)
+        target = torch.zeros(size, device=torch_device)
         calls: dict[str, Call] = {
             "copy": lambda: target.copy_(source),
             "add": lambda: target.add_(source),
             "read": lambda: source.sum(),
         }
-        if on.type == "cuda":
+        if torch_device.type == "cuda":
             calls = {name: capture_cuda_graph(call) for name, call in calls.items()}
-        times = time_calls_in_turns(calls, CallTimer(on), repeats).wall_ms
+        times = time_calls_in_turns(calls, CallTimer(torch_device), repeats).wall_ms
         yield {
             name: summarise_median_and_range(
                 [1e-6 * TRAFFIC_BYTES[name] * size / ms for ms in by_turn.values()]
@@ -61,7 +61,7 @@ def roofs(
             for name, by_turn in times.items()
         }
 
-    machine = describe_machine_and_code(on)
+    machine = describe_machine_and_code(torch_device)
     return Benchmark(
         machine=machine,
         cases=[{"n": size} for size in n],
@@ -71,7 +71,9 @@ def roofs(
         row_format="{n:,} | {copy} | {add} | {read}",
         summarise=lambda rows: {
             "python": sys.version.split()[0],
-            "capability": list(torch.cuda.get_device_capability(on)) if on.type == "cuda" else None,
+            "capability": list(torch.cuda.get_device_capability(torch_device))
+            if torch_device.type == "cuda"
+            else None,
             "cuda": torch.version.cuda,
             "provenance": machine["provenance"],
             "cases": [{name: row.get(name) for name in ("n", *TRAFFIC_BYTES)} for row in rows],

@@ -112,31 +112,33 @@ def select(
     check_known_names("row", rows, STEP_KINDS)
     names = [name for name in STEP_KINDS if name in (rows or STEP_KINDS)]
     cases = plan_cases(n, density, distribution)
-    on = choose_device_and_set_threads(device, threads)
+    torch_device = choose_device_and_set_threads(device, threads)
     folder = Path(gradients) if gradients else ResultFolders().results / "bench" / "gradients"
-    flush_bytes = cache_flush_bytes(on) if flush is None else flush * 2**20
-    repeats = repeats or DEFAULT_REPEATS[on.type]
+    flush_bytes = cache_flush_bytes(torch_device) if flush is None else flush * 2**20
+    repeats = repeats or DEFAULT_REPEATS[torch_device.type]
 
     def measure(case: Record) -> Iterator[Record]:
         selection = SelectionCase(**case)
         samples_by_row = {name: RowSamples() for name in names}
         source = "Not run"
         faults = dict[str, str]()
-        mark_rows_beyond_memory(selection, samples_by_row, on, flush_bytes)
+        mark_rows_beyond_memory(selection, samples_by_row, torch_device, flush_bytes)
         if not all(samples.why_not_run for samples in samples_by_row.values()):
-            comparison = SelectionComparison(selection, samples_by_row, set(rows), flush_bytes, folder, on)
+            comparison = SelectionComparison(
+                selection, samples_by_row, set(rows), flush_bytes, folder, torch_device
+            )
             faults = comparison.time_rows_and_find_faults(repeats, seconds)
             source = comparison.inputs.source
             del comparison  # and its memory
         for name in names:
-            yield make_row_record(selection, name, samples_by_row, source, on.type) | {
+            yield make_row_record(selection, name, samples_by_row, source, torch_device.type) | {
                 WRONG: faults.get(name)
             }
-        if on.type == "cuda":
+        if torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
     return Benchmark(
-        machine=describe_machine_and_code(on),
+        machine=describe_machine_and_code(torch_device),
         description=f"{repeats} repetitions, fewer of rows that take long; before each step "
         f"{flush_bytes >> 20} MiB are read",
         cases=[case._asdict() for case in cases],
@@ -148,7 +150,7 @@ def select(
         ),
         summarise=summarise_ratios,
         targets=lambda result: (
-            TARGETS[on.type] if selection_case_of(result) == STANDARD_SELECTION_CASE else ()
+            TARGETS[torch_device.type] if selection_case_of(result) == STANDARD_SELECTION_CASE else ()
         ),
         draw=SELECT_PAGE.draw_device,
     )
@@ -217,12 +219,12 @@ def make_row_record(
     }
     for clock, field in (("", "wall_ms_by_turn"), ("cpu_", "cpu_ms_by_turn")):
         row_ms = getattr(samples, field)
-        for other in (*FLOORS, *EAGER_ROWS):
-            other_ms = getattr(samples_by_row.get(other), field, None)
-            if other in FLOORS:
-                row[f"{clock}over_{other}"] = summarise_turn_ratios(row_ms, other_ms)
+        for reference_row in (*FLOORS, *EAGER_ROWS):
+            reference_ms = getattr(samples_by_row.get(reference_row), field, None)
+            if reference_row in FLOORS:
+                row[f"{clock}over_{reference_row}"] = summarise_turn_ratios(row_ms, reference_ms)
             else:
-                row[f"{clock}{other}_over"] = summarise_turn_ratios(other_ms, row_ms)
+                row[f"{clock}{reference_row}_over"] = summarise_turn_ratios(reference_ms, row_ms)
     return row | {
         "bytes_per_element": None if bytes_per_element is None else round(bytes_per_element, 3),
         "bytes_words": bytes_words,
@@ -262,17 +264,21 @@ def summarise_ratios(rows: list[Record]) -> Record:
     ratios = Record()
     cpu_ratios = Record()
     reasons = Record()
-    for above, below in RATIOS:
-        if not is_cpu and CPU_ONLY in (above, below):
+    for numerator, denominator in RATIOS:
+        if not is_cpu and CPU_ONLY in (numerator, denominator):
             continue
-        name = f"{above}_over_{below}"
+        name = f"{numerator}_over_{denominator}"
         # A row knows how it compares with the floors, and with torch.topk.
-        owner, field = (above, f"over_{below}") if below in FLOORS else (below, f"{above}_over")
+        owner, field = (
+            (numerator, f"over_{denominator}")
+            if denominator in FLOORS
+            else (denominator, f"{numerator}_over")
+        )
         row = row_by_name.get(owner, {})
         ratios[name] = row.get(field)
         cpu_ratios[name] = row.get(f"cpu_{field}")
         if ratios[name] is None:
-            why = [explain_missing_times(compared, row_by_name) for compared in (above, below)]
+            why = [explain_missing_times(row_name, row_by_name) for row_name in (numerator, denominator)]
             reasons[name] = "; ".join(filter(None, why))
     result = {"torch": rows[0]["torch"], **case._asdict(), **ratios}
     if is_cpu:

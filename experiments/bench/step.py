@@ -74,8 +74,10 @@ def step(
         layers: number of layers of linears.
     """
     check_known_names("way", ways, STEP_MAKERS)
-    timed = [name for name in STEP_MAKERS if name == DDP or name in (ways or STEP_MAKERS)]
-    counted = [name for name in timed if name == DDP or ("topk" in name and "overlap" not in name)]
+    timed_names = [name for name in STEP_MAKERS if name == DDP or name in (ways or STEP_MAKERS)]
+    counted_names = [
+        name for name in timed_names if name == DDP or ("topk" in name and "overlap" not in name)
+    ]
     sizes = {name: sum(p.numel() for p in NETWORKS[name].make(layers).parameters()) for name in networks}
     largest = max(sizes, key=lambda name: sizes[name])
     cases = list[Record]()
@@ -104,11 +106,11 @@ def step(
             "network": case["network"], "layers": layers, "density": case["density"], "bucket_mb": bucket_mb
         }  # fmt: skip
         if case["part"] == "counts":
-            (report,) = run_launches(count_step_operators, 1, case["workers"], **options, ways=counted)
+            (report,) = run_launches(count_step_operators, 1, case["workers"], **options, ways=counted_names)
             yield from rows_of_step_counts(report["counts"])
         elif case["part"] == "time":
             reports = run_launches(
-                plan_whole_steps, launches, case["workers"], case["turns"], **options, ways=timed
+                plan_whole_steps, launches, case["workers"], case["turns"], **options, ways=timed_names
             )
             yield from compare_variants_with_base(reports, DDP)
         else:
@@ -120,7 +122,7 @@ def step(
         machine=describe_single_thread_workers("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
-        settings={"ways": timed, "launches": launches, "bucket_mb": bucket_mb, "layers": layers},
+        settings={"ways": timed_names, "launches": launches, "bucket_mb": bucket_mb, "layers": layers},
         measure=measure,
         case_title=step_case_title,
         format_rows=STEP_PAGE.format_case_table,
@@ -155,10 +157,10 @@ def around_search_rows(reports: Sequence[Record]) -> Iterator[Record]:
 
 def summarise_by_network(rows: list[Record]) -> Record:
     """Return ratios and counts by network and variant, of the fewest workers that were timed."""
-    timed = [row for row in rows if row["part"] == "time"]
-    fewest_workers = min((row["workers"] for row in timed), default=1)
-    compared = [row for row in timed if row["workers"] == fewest_workers and row["row"] != DDP]
-    counted = [row for row in rows if row["part"] == "counts"]
+    timed_rows = [row for row in rows if row["part"] == "time"]
+    fewest_workers = min((row["workers"] for row in timed_rows), default=1)
+    compared_rows = [row for row in timed_rows if row["workers"] == fewest_workers and row["row"] != DDP]
+    counted_rows = [row for row in rows if row["part"] == "counts"]
     around = {row["row"]: row for row in rows if row["part"] == "around"}
     aggregate = around.get("aggregate", {})
     whole = around.get("around", {})
@@ -166,12 +168,12 @@ def summarise_by_network(rows: list[Record]) -> Record:
         "torch": rows[0]["torch"],
         "workers": fewest_workers,
         **{
-            f"{clock}_over_ddp": value_by_network_and_variant(compared, f"{clock}_over_ddp")
+            f"{clock}_over_ddp": value_by_network_and_variant(compared_rows, f"{clock}_over_ddp")
             for clock in CLOCKS
         },
-        "ddp_buckets": {row["network"]: row["ddp_buckets"] for row in counted},
+        "ddp_buckets": {row["network"]: row["ddp_buckets"] for row in counted_rows},
         **{
-            field: value_by_network_and_variant(counted, field)
+            field: value_by_network_and_variant(counted_rows, field)
             for field in ("collectives", "operations", "around_search")
         },
         "aggregate_over_add": aggregate.get("cpu_over_add"),
