@@ -91,13 +91,6 @@ def wrap_command(
     return [*words, *container.options, str(image), "env", *assignments, python, *command[1:]]
 
 
-def srun_pyxis_options(container: ContainerConfig | None, binds: Sequence[Path], cwd: Path) -> list[str]:
-    """Return the options by which srun makes the container of its tasks; none where a command does."""
-    if container is None or not pyxis.is_pyxis(container):
-        return []
-    return pyxis.srun_options(container, folders_to_mount([*binds, cwd]), cwd)
-
-
 def can_variable_enter_container(name: str) -> bool:
     """Tell whether a variable may enter a container."""
     return PASSED_VARIABLE.fullmatch(name) is not None and SECRET_VARIABLE.search(name) is None

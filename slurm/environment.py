@@ -191,14 +191,14 @@ def visible_gpus() -> list[str] | None:
     return None if names is None else [name for name in names.split(",") if name.strip()]
 
 
-def restart_count() -> int:
+def job_restart_count() -> int:
     """Return the number of times that SLURM has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def job_start_name() -> str:
     """Return a name for this start of this job (12-0), equal on all its nodes."""
-    return f"{current_job_id()}-{restart_count()}"
+    return f"{current_job_id()}-{job_restart_count()}"
 
 
 def job_step_name() -> str:

@@ -50,9 +50,9 @@ class NodeGpu(NamedTuple):
 class NvLinks(NamedTuple):
     """The NVLinks of one GPU."""
 
-    rates: list[float]  # GB/s of each active one in one direction; 0: the driver does not say
+    rates_gb_s: list[float]  # of each active one in one direction; 0: the driver does not say
     remotes: list[str | None]  # the bus id at the other end of each active one: a GPU's, or a switch's
-    idle: int
+    num_idle: int
     are_switched: bool  # do they lead to switches?
 
 
@@ -81,8 +81,8 @@ def gpus_by_bus_id() -> dict[str, NodeGpu]:
                     try_query(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu.handle),
                     try_query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu.handle),
                 ),
-                nvlinks=gpu.nvlinks.rates if gpu.nvlinks else None,
-                idle_nvlinks=gpu.nvlinks.idle if gpu.nvlinks else 0,
+                nvlinks=gpu.nvlinks.rates_gb_s if gpu.nvlinks else None,
+                idle_nvlinks=gpu.nvlinks.num_idle if gpu.nvlinks else 0,
                 links={bus: connection for bus, connection in connection_by_bus_id.items() if connection},
             )
     return gpu_by_bus_id
@@ -215,7 +215,7 @@ def _count_nvlinks_between(gpu: _GpuHandle, other: _GpuHandle) -> int:
     )
     are_switched = gpu.nvlinks.are_switched and other.nvlinks.are_switched
     if are_switched or status == pynvml.NVML_P2P_STATUS_OK:
-        return min(len(gpu.nvlinks.rates), len(other.nvlinks.rates))
+        return min(len(gpu.nvlinks.rates_gb_s), len(other.nvlinks.rates_gb_s))
     return 0
 
 
@@ -236,14 +236,14 @@ def count_nvlinks(connection: str | None) -> int:
     return int(connection[2:]) if connection and re.fullmatch(r"NV\d+", connection) else 0
 
 
-def is_gpu_model(claim: str, name: str) -> bool:
+def is_gpu_model(claim: str, gpu_name: str) -> bool:
     """Tell whether a config's word means the GPU of this name.
 
     a100 and a100_80gb mean 'NVIDIA A100 80GB PCIe'; 3090 and rtx_3090 mean 'NVIDIA GeForce RTX 3090'; h200
     does not mean 'NVIDIA GH200 480GB'. A slice (MIG) needs its own name: a100_3g.20gb.
     """
     claimed = re.split(r"[\s_-]+", claim.lower())
-    words = re.split(r"[\s-]+", name.lower())
+    words = re.split(r"[\s-]+", gpu_name.lower())
     names = {*words, *(first + second for first, second in pairwise(words))}
     is_slice = "mig" in words
     return names.issuperset(claimed) and (not is_slice or words[-1] in claimed)

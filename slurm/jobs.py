@@ -81,22 +81,22 @@ def query_jobs(submitted: Iterable[SubmittedJob]) -> dict[SubmittedJob, JobRepor
     Raises:
         SlurmError: there is no SLURM here, or its controller does not answer.
     """
-    wanted = set(submitted)
+    queried = set(submitted)
     report_by_job: dict[SubmittedJob, JobReport] = {}
-    if not wanted:
+    if not queried:
         return report_by_job
-    here = _cluster_settings(environment.slurm_conf_file())
-    for cluster in {job.cluster for job in wanted}:
-        its_jobs = [job for job in wanted if job.cluster == cluster]
-        if cluster in (None, here.name):
-            report_by_job |= _query_cluster(its_jobs, [], here.hides_jobs)
+    settings = _cluster_settings(environment.slurm_conf_file())
+    for cluster in {job.cluster for job in queried}:
+        its_jobs = [job for job in queried if job.cluster == cluster]
+        if cluster in (None, settings.name):
+            report_by_job |= _query_cluster(its_jobs, [], settings.hides_jobs)
             continue
         try:
             answers = _query_cluster(its_jobs, [f"--clusters={cluster}"], hides_jobs=True)
             report_by_job |= {job: report._replace(cluster=cluster) for job, report in answers.items()}
         except commands.SlurmError as error:
             why = (
-                f"its job is on the cluster {cluster}, and SLURM here is {here.name} ({error}); let "
+                f"its job is on the cluster {cluster}, and SLURM here is {settings.name} ({error}); let "
                 "SLURM_CONF, or cluster.slurm_conf in a file of conf/cluster, name that one's configuration"
             )
             report_by_job |= {job: JobReport("unknown", job.id, reason=why) for job in its_jobs}
@@ -105,10 +105,10 @@ def query_jobs(submitted: Iterable[SubmittedJob]) -> dict[SubmittedJob, JobRepor
 
 def try_cancel_jobs(reports: Iterable[JobReport]) -> dict[JobReport, str]:
     """Stop jobs, waiting or running; return those that go on, each with SLURM's words on it."""
-    wanted = {report for report in reports if report.id}
+    reports = {report for report in reports if report.id}
     refusal_by_report: dict[JobReport, str] = {}
-    for cluster in {report.cluster for report in wanted}:
-        report_by_id = {str(report.id): report for report in wanted if report.cluster == cluster}
+    for cluster in {report.cluster for report in reports}:
+        report_by_id = {str(report.id): report for report in reports if report.cluster == cluster}
         try:
             commands.cancel_jobs(sorted(report_by_id), *([f"--clusters={cluster}"] if cluster else []))
         except commands.SlurmError as error:
@@ -182,13 +182,13 @@ def _query_cluster(
         shown |= _squeue(*([] if user is None else [f"--user={user}"]), *cluster_options)
     id_by_origin: dict[JobOrigin | None, str] = {report.origin: job_id for job_id, report in shown.items()}
     id_by_job = {job: job.id or id_by_origin.get(job.origin) for job in submitted}
-    ended = _ask_accounting(
+    end_by_id = _ask_accounting(
         {job_id for job_id in id_by_job.values() if job_id} - shown.keys(), cluster_options
     )
     report_by_job: dict[SubmittedJob, JobReport] = {}
     for job, job_id in id_by_job.items():
         report = shown.get(job_id or "")
-        end = ended.get(job_id or "")
+        end = end_by_id.get(job_id or "")
         if report is not None and not job.is_reported_by(report):
             why = f"SLURM's job {job_id} is another one, with the name {report.name!r}"
             report = JobReport("unknown", job_id, reason=why)
@@ -246,11 +246,11 @@ def _ask_accounting(ids: Collection[str], cluster_options: Sequence[str]) -> dic
     return report_by_id
 
 
-def expand_job_id(job: str) -> list[str]:
+def expand_job_id(job_id: str) -> list[str]:
     """Return the ids that an id stands for: 12_[0-2,5%1] is 12_0, 12_1, 12_2 and 12_5."""
-    match = ARRAY_ELEMENTS.fullmatch(job)
+    match = ARRAY_ELEMENTS.fullmatch(job_id)
     if match is None:
-        return [job]
+        return [job_id]
     ids = []
     for elements in match[2].split(","):
         ends, _, step = elements.partition(":")

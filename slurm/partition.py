@@ -29,8 +29,8 @@ def list_partition_nodes(partition: str | None) -> list[PartitionNode]:
     Raises:
         SlurmError: there is no SLURM here, or no such partition.
     """
-    where = [f"--partition={partition}"] if partition else []
-    output = commands.run_command("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%l|%P")
+    options = [f"--partition={partition}"] if partition else []
+    output = commands.run_command("sinfo", "--noheader", "--Node", *options, "--format=%N|%T|%l|%P")
     rows = [line.strip().split("|") for line in output.splitlines() if line.count("|") == 3]
     if partition is None:
         rows = [row for row in rows if row[3].endswith("*")] or rows

@@ -80,9 +80,10 @@ class WorkerCommand(msgspec.Struct, frozen=True):
 
     def srun_pyxis_options(self) -> list[str]:
         """Return the options by which srun makes the containers of its tasks; none without pyxis."""
-        return container.srun_pyxis_options(
-            self.container, [Path(bind) for bind in self.binds], Path(self.cwd)
-        )
+        if self.container is None or not pyxis.is_pyxis(self.container):
+            return []
+        folders = container.folders_to_mount([*map(Path, self.binds), Path(self.cwd)])
+        return pyxis.srun_options(self.container, folders, Path(self.cwd))
 
     @property
     def task_python(self) -> str:
@@ -95,7 +96,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         return container.wrap_command(
             self.container,
             [*self.command, *words],
-            [Path(bind) for bind in self.binds],
+            [*map(Path, self.binds)],
             Path(self.cwd),
             variables,
             self.gpu,

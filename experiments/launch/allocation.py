@@ -23,11 +23,13 @@ from experiments.launch.submission import SweepFile, job_spec, select_runs_and_c
 from slurm import commands, environment
 
 
-def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bool = False) -> int:
+def run_in_allocation(
+    words: Sequence[str], say: Callable[[str], None], *, include_additional: bool = False
+) -> int:
     """Carry out the grid's missing runs in this job, and return its exit code.
 
     Args:
-        more: of figures, also the runs that make them firmer.
+        include_additional: make also the runs that make figures firmer.
 
     Raises:
         ValueError: this is no allocation, or not one for these runs.
@@ -49,7 +51,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     _check_clusters(all_words)
     job = environment.current_job_id()
     folders = ResultFolders()
-    configs = requested_runs(all_words, include_additional=more).configs
+    configs = requested_runs(all_words, include_additional=include_additional).configs
     planned = shuffle_runs_within_repetitions(
         attach_claim_rules(plan_runs_with_data(configs, say), all_words)
     )
@@ -82,7 +84,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     path = folder / "task0.json"
     spec.write(path)
     SweepFile(folder, words, None).write_array(folder.name, "", allocation, None, [started], [job])
-    if job_hooks.prepare_job_or_requeue(spec) == job_hooks.HookExitCode.LEAVE:
+    if not job_hooks.prepare_job_or_requeue(spec):
         return 0
     command = [
         "srun",
@@ -97,7 +99,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     if drop_notes:
         say(f"exported, and set aside: {'; '.join(drop_notes)}")
     subprocess.run(command, cwd=code, env=variables, check=False)
-    return job_hooks.finish_job_or_requeue(spec)
+    return 0 if job_hooks.finish_job_or_requeue(spec) else 1
 
 
 def _check_clusters(words: Sequence[str]) -> None:

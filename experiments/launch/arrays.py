@@ -66,8 +66,8 @@ class JobArray:
     @property
     def blocked_gpus_per_node(self) -> int:
         """GPUs of a node that nobody else can use meanwhile: all that it has, if the job has it alone."""
-        used = self.shape.gpus_per_node
-        return max(used, self.cluster.workers_per_node) if used and self.cluster.exclusive else used
+        gpus = self.shape.gpus_per_node
+        return max(gpus, self.cluster.workers_per_node) if gpus and self.cluster.exclusive else gpus
 
     @property
     def max_node_hours(self) -> float:

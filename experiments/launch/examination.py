@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +96,7 @@ class ClusterProber:
         cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else None
         self.code = code_version.ensure_code_copy(folders.code) if cluster else ROOT
         self.command = worker_command(PlannedRun(config, None), folders, self.code)
+        self.python = self.command.command[0]
         ports = cluster.port_range() if cluster else None
         self.request = ProbeRequest(container_config(config), (ports.start, ports.stop) if ports else None)
         write_atomic(self.folder / REQUEST_FILE, msgspec.json.encode(self.request))
@@ -131,7 +131,7 @@ class ClusterProber:
         probes = [NodeProbe(name, shape.tasks_per_node) for name in names]
         script = self.folder / "probe.sh"
         script.write_text(
-            PROBE_SCRIPT.format(folder=shlex.quote(str(self.folder)), python=shlex.quote(self._python))
+            PROBE_SCRIPT.format(folder=shlex.quote(str(self.folder)), python=shlex.quote(self.python))
         )
         outside = msgspec.structs.replace(self.command, container=None)  # of any that SLURM would make
         with self._hold_lock():
@@ -179,10 +179,6 @@ class ClusterProber:
     def _cluster(self) -> SlurmCluster:
         assert isinstance(self.config.cluster, SlurmCluster)
         return self.config.cluster
-
-    @property
-    def _python(self) -> str:
-        return self._cluster.python or sys.executable
 
     def _submit(self, shape: JobShape, nodes: str, command: Sequence[str], worker: WorkerCommand) -> str:
         """Submit one job to these nodes, whose tasks carry out a command, and return its id."""
@@ -270,15 +266,13 @@ class ClusterProber:
         probe.is_alone = commands.has_exclusive_nodes(probe.job_id)
         if not probe.has_all_facts:
             outputs = (path.read_text().strip() for path in sorted(folder.glob("said*")))
-            probe.why_missing = explain_python_failure(next(filter(None, outputs), ""), self._python)
+            probe.why_missing = explain_python_failure(next(filter(None, outputs), ""), self.python)
         return True
 
     def _group_test_command(self) -> WorkerCommand:
         """Return the command of workers that only become a group."""
-        python = self.command.command[0]
-        return msgspec.structs.replace(
-            self.command, command=[python, "-u", "-m", "experiments.worker.group_check"]
-        )
+        words = [self.python, "-u", "-m", "experiments.worker.group_check"]
+        return msgspec.structs.replace(self.command, command=words)
 
     def _write_orders(self, same_host: bool, size: int) -> str:
         """Write the orders of workers that become a group, and return their path."""

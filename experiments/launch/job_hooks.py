@@ -10,7 +10,6 @@ nor submitit.
 from __future__ import annotations
 
 import contextlib
-import enum
 import signal
 import sys
 from collections.abc import Sequence
@@ -39,30 +38,23 @@ CLOSED_FILE = "closed.json"  # in a start's folder: its end was seen
 NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
-class HookExitCode(enum.IntEnum):
-    """The exit code of a hook, by which the batch script goes on or ends."""
-
-    GO_ON = 0
-    LEAVE = 1
-
-
-def prepare_job_or_requeue(spec: JobSpec) -> HookExitCode:
-    """Check code and nodes before the workers start, and requeue the job where these nodes are bad.
+def prepare_job_or_requeue(spec: JobSpec) -> bool:
+    """Check code and nodes, and requeue the job where these nodes are bad; return whether workers may start.
 
     Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node
     that failed under an earlier start of this job is remembered. A job that landed on a node that failed
     twice is sent elsewhere; without an answer of SLURM's it stays.
     """
     if not _check_code(spec):
-        return HookExitCode.LEAVE
+        return False
     job = environment.current_job_id()
     folder = Path(spec.run_folders[0])
     ledger = folder.parent / LEDGER_FILE
     try:
         for start in sorted(folder.glob(f"start-{job}-*")):
             if start != current_start_folder(spec.run_folders[0]) and not (start / CLOSED_FILE).exists():
-                for node, at in find_failure_time_by_node(job, start).items():
-                    append_node_failure(ledger, node, job, at)
+                for node, failed_at in find_failure_time_by_node(job, start).items():
+                    append_node_failure(ledger, node, job, failed_at)
                 _write_end(start, "unseen")
         without_python = find_nodes_without_python(spec.node_python)
         for node in without_python:
@@ -70,18 +62,18 @@ def prepare_job_or_requeue(spec: JobSpec) -> HookExitCode:
         unreliable = unreliable_nodes(ledger, spec.node_python)
         avoided = sorted({*commands.expand_hostlist(environment.job_hostlist())} & {*unreliable})
         requeues = POLICIES["python"].max_requeues if without_python else spec.max_requeues
-        may_move = environment.restart_count() < requeues
+        may_move = environment.job_restart_count() < requeues
         if without_python and not may_move:
             _fail_all(spec, describe_missing_python(without_python, spec.node_python), "python")
-            return HookExitCode.LEAVE
+            return False
         if not avoided or not may_move:
-            return HookExitCode.GO_ON
+            return True
         print(f"{', '.join(avoided)} failed before: asking for other nodes", flush=True)
         _requeue_elsewhere(job, unreliable)
     except commands.SlurmError as error:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
-        return HookExitCode.GO_ON
-    return HookExitCode.LEAVE
+        return True
+    return False
 
 
 def _check_code(spec: JobSpec) -> bool:
@@ -115,23 +107,23 @@ def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
 
 
-def finish_job_or_requeue(spec: JobSpec) -> HookExitCode:
-    """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
+def finish_job_or_requeue(spec: JobSpec) -> bool:
+    """Judge each run after the workers have ended, and requeue the job if one of them can go on.
+
+    Returns:
+        True if the job was requeued, or all its runs are done.
+    """
     has_begun = any(current_start_folder(run).is_dir() for run in spec.run_folders)
     requeues = [_judge_run(run, spec.num_tasks, has_begun) for run in spec.run_folders]
     if AS_OFTEN_AS_ALLOWED in requeues:
         requeues.append(spec.max_requeues)
-    if environment.restart_count() < max(requeues):
+    if environment.job_restart_count() < max(requeues):
         try:
             commands.requeue_job(environment.current_job_id())
-            return HookExitCode.GO_ON
+            return True
         except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
-    return (
-        HookExitCode.GO_ON
-        if all(_read_attempt(run).state == "ok" for run in spec.run_folders)
-        else HookExitCode.LEAVE
-    )
+    return all(_read_attempt(run).state == "ok" for run in spec.run_folders)
 
 
 def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
@@ -161,7 +153,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
     requeues = POLICIES[kind].max_requeues
     if kind == "held":  # its manifest is another's
         return requeues
-    if requeues == AS_OFTEN_AS_ALLOWED or environment.restart_count() < requeues:
+    if requeues == AS_OFTEN_AS_ALLOWED or environment.job_restart_count() < requeues:
         attempt.update_manifest(state="submitted", why=f"{why}; it is started again")
         return requeues
     attempt.mark_failed_unless_whole(why, kind)
@@ -177,11 +169,11 @@ def _write_end(start: Path, end: str) -> None:
         write_json(start / CLOSED_FILE, {"at": utc_timestamp(), "end": end})
 
 
-def run_hook(hook: str, spec_file: str) -> HookExitCode:
-    """Carry out the hook `begin` or `end` of the job whose spec is in a file."""
+def run_hook(hook: str, spec_file: str) -> int:
+    """Carry out the hook `begin` or `end` of the job whose spec is in a file, and return its exit code."""
     try:
         spec = msgspec.json.decode(Path(spec_file).read_bytes(), type=JobSpec)
-        return prepare_job_or_requeue(spec) if hook == "begin" else finish_job_or_requeue(spec)
+        return 0 if (prepare_job_or_requeue if hook == "begin" else finish_job_or_requeue)(spec) else 1
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise SystemExit(f"{spec_file} can't be read here: does this node see the results folder?") from error
     except (DamagedFileError, InterferenceError) as disturbance:

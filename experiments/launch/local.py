@@ -317,12 +317,11 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
     """Tell whether a run may start beside those that are running."""
     if not running:
         return True
-    together = [planned, *running]
-    if any(run.is_timing for run in together):
+    runs = [planned, *running]
+    if any(run.is_timing for run in runs):
         return False
     return (
-        sum(run.gpu_share for run in together) <= 1
-        and sum(run.num_cores for run in together) <= count_usable_cores()
+        sum(run.gpu_share for run in runs) <= 1 and sum(run.num_cores for run in runs) <= count_usable_cores()
     )
 
 

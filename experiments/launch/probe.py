@@ -84,14 +84,14 @@ def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) 
         cores=[sibling_cpu_list(cpu) for cpu in sorted(os.sched_getaffinity(0))],
         model_by_bus_id={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
-        lock=observe_lock(folder / LOCK_FILE),
+        lock=observe_lock_of_other_process(folder / LOCK_FILE),
         container_error=why,
         container_runtime=images.find_container_runtime(),
         epoch_s=time.time(),
     )
 
 
-def observe_lock(path: Path) -> str:
+def observe_lock_of_other_process(path: Path) -> str:
     """Return whether the lock that another process holds on a file is seen here: HELD, NOT_HELD, ..."""
     try:
         with path.open("r+b") as file:

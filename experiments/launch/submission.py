@@ -328,8 +328,8 @@ def select_runs_and_close_dead_attempts(
     snapshot = StatusSnapshot.query_until_settled(
         folders, others, say
     )  # after that, what has ended is known as such
-    wanted = planned if force else find_unmeasured_runs(planned, folders, say)
-    wanted_by_id = {run_id(run.config): run for run in wanted}
+    unmeasured = planned if force else find_unmeasured_runs(planned, folders, say)
+    wanted_by_id = {run_id(run.config): run for run in unmeasured}
     left_out = set[str]()
     reason_by_unknown_run = dict[str, str]()
     for last in others:

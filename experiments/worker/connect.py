@@ -261,14 +261,14 @@ def check_gpus_differ(
     """
     store.set(f"gpu/{rank}", gpu)
     wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
-    used = [store.get(f"gpu/{other}").decode() for other in range(size)]
-    for gpu in used:
-        if used.count(gpu) > 1:
-            ranks = " and ".join(str(other) for other in range(size) if used[other] == gpu)
+    gpus = [store.get(f"gpu/{other}").decode() for other in range(size)]
+    for shared_gpu in gpus:
+        if gpus.count(shared_gpu) > 1:
+            ranks = " and ".join(str(other) for other in range(size) if gpus[other] == shared_gpu)
             raise ValueError(
-                f"workers {ranks} have the same GPU, {gpu}: SLURM shows them fewer GPUs than workers; ask "
-                "for as many (cluster.gres; `plan --sbatch` shows what is asked for), or have one bound to "
-                "each, as cluster.srun=['--gpus-per-task=1'] does"
+                f"workers {ranks} have the same GPU, {shared_gpu}: SLURM shows them fewer GPUs than workers; "
+                "ask for as many (cluster.gres; `plan --sbatch` shows what is asked for), or have one bound "
+                "to each, as cluster.srun=['--gpus-per-task=1'] does"
             )
 
 
@@ -334,8 +334,8 @@ def open_rendezvous_store(
             with open_listening_socket(ports) as listener:  # which is then the store's
                 options |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
         store = TCPStore("localhost", **options)
-        where = {"host": platform.node(), "node": environment.node_name()}
-        write_json(folder / ADDRESS_FILE, {"addresses": addresses, "port": store.port, **where})
+        machine = {"host": platform.node(), "node": environment.node_name()}
+        write_json(folder / ADDRESS_FILE, {"addresses": addresses, "port": store.port, **machine})
         return RendezvousStore(store, addresses[0])
     deadline = time.monotonic() + timeout.total_seconds()
     note: dict[str, Any] = {}
@@ -355,22 +355,22 @@ def open_rendezvous_store(
 
 
 def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str, Any]) -> str:
-    who = f"worker {place.rank} of {place.size}, on {platform.node()},"
+    worker = f"worker {place.rank} of {place.size}, on {platform.node()},"
     if not note:
         return (
-            f"{who} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may say "
-            "why), or its node does not share this folder; results must lie where all nodes see them"
+            f"{worker} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may "
+            "say why), or its node does not share this folder; results must lie where all nodes see them"
         )
     return (
-        f"{who} can't reach rank 0 on {note['host']} at {' or '.join(note['addresses'])}, port "
+        f"{worker} can't reach rank 0 on {note['host']} at {' or '.join(note['addresses'])}, port "
         f"{note['port']}; set cluster.interface to the network that joins the nodes"
     )
 
 
 def _explain_failed_connection(rank: int, size: int, error: RuntimeError) -> str:
-    set_to = environment.gloo_interface()
+    interface = environment.gloo_interface()
     reason = str(error).partition("\n")[0].strip()
-    address = f"its network interface {set_to}" if set_to else "the address of its host's name"
+    address = f"its network interface {interface}" if interface else "the address of its host's name"
     return (
         f"worker {rank} of {size}, on {platform.node()}, found the others, but can't connect to them by "
         f"{address} ({reason}); set cluster.interface to the network that joins the nodes, or "

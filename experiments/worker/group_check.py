@@ -31,7 +31,7 @@ def join_group_and_write_note(orders_file: Path, start_folder: Path) -> int:
         config = Config.from_record(orders.config)
         device = prepare_device(config, place)
         comm = join_group_via_folder(config, place, start_folder, orders.same_host, orders.interface, device)
-        met = int(comm.all_reduce(torch.ones(1, device=device)))
+        num_workers = int(comm.all_reduce(torch.ones(1, device=device)))
         comm.close()
     except BaseException as error:
         print_and_write_failure(error, place.rank, FolderReplacementDetector(start_folder))
@@ -39,7 +39,7 @@ def join_group_and_write_note(orders_file: Path, start_folder: Path) -> int:
     interface = environment.gloo_interface()
     note = {
         "node": environment.node_name(),
-        "met": met,
+        "met": num_workers,
         "interface": interface,
         "torch": str(torch.__version__),
     }

@@ -190,11 +190,12 @@ def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
 def describe_group_hardware(group: WorkerGroup) -> dict[str, Any]:
     """Return facts about the workers' hardware for the record; links by rank, between these GPUs only."""
     workers = group.workers
-    apart = ("links", "peers", "nccl")
+    unlisted_fields = ("links", "peers", "nccl")
     return {
         "hosts": group.hosts,
         "workers": [
-            {name: fact for name, fact in worker._asdict().items() if name not in apart} for worker in workers
+            {name: fact for name, fact in worker._asdict().items() if name not in unlisted_fields}
+            for worker in workers
         ],
         "topology": [["X" if a is b else connection_between(a, b) for b in workers] for a in workers],
         "peer_access": [["X" if a is b else a.peers.get(b.bus) for b in workers] for a in workers],
@@ -246,7 +247,7 @@ def pin_to_node_cores(node: int, nodes: int, relay_cpus: Sequence[int] = ()) -> 
     Args:
         relay_cpus: CPUs that no node gets.
     """
-    set_time_slice()
+    shorten_time_slices()
     cores = sorted(all_cpus_unless_restricted() - {*relay_cpus})
     if cores:
         os.sched_setaffinity(0, cores_of_node(cores, node, nodes))
@@ -265,14 +266,14 @@ def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
     return [cores[node % count]] if nodes % count == 0 else list(cores)
 
 
-def set_time_slice(seconds: float = SLICE_S) -> None:
-    """Set the kernel's time slices for this thread and those that it starts, if it has settable ones.
+def shorten_time_slices() -> None:
+    """Set time slices of SLICE_S for this thread and those that it starts.
 
-    Nothing happens where the kernel has none; see `time_slice_s`.
+    Nothing happens where the kernel has no such setting; see `time_slice_s`.
     """
     scheduling = _read_scheduling()
     if scheduling is not None and scheduling.policy == os.SCHED_OTHER:
-        scheduling.runtime = round(1e9 * seconds)  # all else stays, nice too
+        scheduling.runtime = round(1e9 * SLICE_S)  # all else stays, nice too
         ctypes.CDLL(None).syscall(SYSCALLS[platform.machine()][0], 0, ctypes.byref(scheduling), 0)
 
 

@@ -62,8 +62,8 @@ def connection_between(a: WorkerHardware, b: WorkerHardware) -> str | None:
 
 def is_peer_access_disabled(worker: WorkerHardware) -> bool:
     """Tell whether the environment keeps NCCL from peer-to-peer, and so from NVLink."""
-    off = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
-    return bool(off & worker.nccl.items())
+    disabling = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
+    return bool(disabling & worker.nccl.items())
 
 
 def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
@@ -112,13 +112,16 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
 def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if not group.same_node_pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
-    free = [
+    free_hosts = [
         a.host
         for a, b in group.same_node_pairs
         if gpus.count_nvlinks(connection_between(a, b)) and not is_peer_access_disabled(a)
     ]
-    if free:
-        yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
+    if free_hosts:
+        yield (
+            f"NVLink joins workers on {free_hosts[0]} and NCCL may use it",
+            "link=nvlink, NCCL_P2P_DISABLE=1",
+        )
     if (
         group.fastest_pcie_gb_s
         and group.bus_bandwidth_gb_s
@@ -177,5 +180,5 @@ def _nvlink_gb_s(worker: WorkerHardware, group: WorkerGroup) -> float:
 
     NV12 to each of seven others is twelve links in all, through switches.
     """
-    used = sum(gpus.count_nvlinks(connection_between(worker, other)) for other in group.workers)
-    return sum(sorted(worker.nvlinks or [])[:used])
+    num_used = sum(gpus.count_nvlinks(connection_between(worker, other)) for other in group.workers)
+    return sum(sorted(worker.nvlinks or [])[:num_used])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,17 +39,17 @@ class ProbeEffort(NamedTuple):
     """The numbers and sizes of what a probe sends."""
 
     round_trips: int
-    repeats: int  # of a transfer
-    sizes: tuple[int, ...]  # of collectives, bytes of one of P parts
-    rounds: int  # of them, after a first one in which memory is mapped
-    small: int  # so many of the sizes are tried beside computing as well
-    direct: bool = False  # try as well what is sent to everybody at once
+    transfer_repeats: int
+    collective_sizes: tuple[int, ...]  # bytes of one of P parts
+    collective_rounds: int  # after a first one in which memory is mapped
+    num_sizes_beside_computing: int  # so many of the sizes are tried beside computing as well
+    tries_direct: bool = False  # try as well what is sent to everybody at once
 
 
 # From 1 MiB on, gloo's two directions of a connection may take turns.
-NEAR = ProbeEffort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
+NEAR = ProbeEffort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, num_sizes_beside_computing=2)
 # Waiting for cores is nothing beside a long way.
-FAR = ProbeEffort(3, 2, (2**9, 2**17, 2**19), 2, small=0, direct=True)
+FAR = ProbeEffort(3, 2, (2**9, 2**17, 2**19), 2, num_sizes_beside_computing=0, tries_direct=True)
 
 
 class ProbedLink(NamedTuple):
@@ -76,45 +76,48 @@ class ProbedLink(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = True) -> ProbedLink:
+def probe_link(
+    comm: Comm, link: LinkSettings, workers_per_node: int, probes_collectives: bool = True
+) -> ProbedLink:
     """Measure bandwidth, delay and collectives of a link. Collective.
 
-    Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
+    Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that over long links.
 
     Args:
-        link: with alpha and beta.
-        per_node: workers on a node; its first one takes part.
-        collectives: ask for them too, which over a long way takes most of the time.
+        link: settings with alpha and beta.
+        workers_per_node: number of workers on a node, of which the first takes part.
+        probes_collectives: measure collectives too, which over a long link takes most of the time.
     """
     beta_s_per_byte = link.beta_s_per_byte
     assert beta_s_per_byte, "the network was refused without it"
     assert link.alpha_s is not None
-    first = range(0, comm.size, per_node)
-    ring = [(node, first[(index + 1) % len(first)]) for index, node in enumerate(first)]
+    senders = range(0, comm.size, workers_per_node)
+    ring = [(rank, senders[(index + 1) % len(senders)]) for index, rank in enumerate(senders)]
     effort = NEAR if link.alpha_s < LONG_DELAY_S else FAR
     size = round(
         min(max(max(MIN_TRANSFER_S, MIN_DELAYS * link.alpha_s) / beta_s_per_byte, MIN_BYTES), MAX_BYTES)
     )
-    few = torch.zeros(1)
-    many = torch.zeros(size // 4)
+    message = torch.zeros(1)
+    bulk = torch.zeros(size // 4)
     # Over a long way every second node at once, which takes as long as one: none sends to two, or hears two.
-    at_once = [*filter(None, (ring[::2], ring[1::2]))] if effort is FAR else [[pair] for pair in ring]
-    comm.permute(many, ring)  # connections are made, and TCP's windows opened
-    round_trips = [partial(ping_pong, comm, few, few, pairs) for pairs in at_once]
+    routes = [*filter(None, (ring[::2], ring[1::2]))] if effort is FAR else [[pair] for pair in ring]
+    comm.permute(bulk, ring)  # connections are made, and TCP's windows opened
+    round_trips = [partial(ping_pong, comm, message, message, route) for route in routes]
     round_trips_s = _fastest_seconds(comm, round_trips, effort.round_trips)
-    transfers = [partial(ping_pong, comm, many, few, pairs) for pairs in at_once]
-    transfers_s = _fastest_seconds(comm, transfers, effort.repeats)
-    together = min(_fastest_seconds(comm, [partial(comm.permute, many, ring)] * effort.repeats, rounds=1))
+    transfers = [partial(ping_pong, comm, bulk, message, route) for route in routes]
+    transfers_s = _fastest_seconds(comm, transfers, effort.transfer_repeats)
+    ring_transfers = [partial(comm.permute, bulk, ring)] * effort.transfer_repeats
+    ring_s = min(_fastest_seconds(comm, ring_transfers, rounds=1))
     return ProbedLink(
         asked_gbit_s=to_gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[
             to_gbit_s(size, there_s - back_s)
             for there_s, back_s in zip(transfers_s, round_trips_s, strict=True)
         ],
-        together_gbit_s=to_gbit_s(size, together - max(round_trips_s)),
+        together_gbit_s=to_gbit_s(size, ring_s - max(round_trips_s)),
         asked_latency_s=link.alpha_s,
         latency_s=max(round_trips_s) / 2,
-        **(vars(measure_and_fit_collectives(comm, ring[0], effort)) if collectives else {}),
+        **(vars(measure_and_fit_collectives(comm, ring[0], effort)) if probes_collectives else {}),
     )
 
 
@@ -154,9 +157,7 @@ class CollectiveFits:
     direct_bytes: dict[str, float] = field(default_factory=dict)
 
 
-def measure_and_fit_collectives(
-    comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEAR
-) -> CollectiveFits:
+def measure_and_fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort) -> CollectiveFits:
     """Fit alpha and beta of each kind of collective to times that all workers measure together. Collective.
 
     The times include how long workers on this machine's cores wait for each other; who has left a collective
@@ -170,12 +171,15 @@ def measure_and_fit_collectives(
     Args:
         pair: from whom to whom a permutation goes.
     """
-    at_once = DIRECT_KINDS if effort.direct else ()
-    senders = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
+    direct_kinds = DIRECT_KINDS if effort.tries_direct else ()
+    senders = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in direct_kinds)]
     cases = [
-        [ProbeCase.create(sender, kind, size, pair) for size in effort.sizes] for sender, kind in senders
+        [ProbeCase.create(sender, kind, size, pair) for size in effort.collective_sizes]
+        for sender, kind in senders
     ]
-    seconds = np.split(_median_seconds(comm, [*chain(*cases)], effort.rounds, passes=0), len(senders))
+    seconds = np.split(
+        _median_seconds(comm, [*chain(*cases)], effort.collective_rounds, passes=0), len(senders)
+    )
     backend_seconds = dict(zip(TEXTBOOK, seconds, strict=False))
     fits = CollectiveFits(
         {
@@ -184,20 +188,20 @@ def measure_and_fit_collectives(
         }
     )
     for kind, kind_cases, kind_seconds in zip(
-        at_once, cases[len(backend_seconds) :], seconds[len(backend_seconds) :], strict=True
+        direct_kinds, cases[len(backend_seconds) :], seconds[len(backend_seconds) :], strict=True
     ):
         slower = (kind_seconds >= backend_seconds[kind]) & (comm.size > 2)
-        tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
-        if tried:
-            fits.direct[kind] = _fit_cases(kind_cases[:tried], kind_seconds[:tried])
-            fits.direct_bytes[kind] = float(kind_cases[tried - 1].nbytes)
-    if not effort.small:
+        num_faster = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many
+        if num_faster:
+            fits.direct[kind] = _fit_cases(kind_cases[:num_faster], kind_seconds[:num_faster])
+            fits.direct_bytes[kind] = float(kind_cases[num_faster - 1].nbytes)
+    count = effort.num_sizes_beside_computing
+    if not count:
         return fits
-    beside = _median_seconds(
-        comm, [case for kind_cases in cases for case in kind_cases[: effort.small]], effort.rounds, PASSES
-    )
-    longer = beside - np.concatenate([kind_seconds[: effort.small] for kind_seconds in seconds])
-    return replace(fits, computing_s=max(0.0, float(np.median(longer))))
+    small_cases = [case for kind_cases in cases for case in kind_cases[:count]]
+    computing_s = _median_seconds(comm, small_cases, effort.collective_rounds, PASSES)
+    extra_s = computing_s - np.concatenate([kind_seconds[:count] for kind_seconds in seconds])
+    return replace(fits, computing_s=max(0.0, float(np.median(extra_s))))
 
 
 def _fit_cases(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, float]:
@@ -211,22 +215,22 @@ def _median_seconds(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes:
     Collective.
 
     Args:
-        passes: over memory, before each case and after it.
+        passes: number of passes over memory before each case.
     """
     spans_by_case: list[list[tuple[float, float]]] = [[] for _ in cases]
     order = random.Random(0)  # the same for all workers
-    computed = torch.zeros(COMPUTED)
+    memory = torch.zeros(COMPUTED)
     for _ in range(1 + rounds):  # in the first one, memory is mapped
         for index in order.sample(range(len(cases)), len(cases)):
             for _ in range(passes):
-                computed += 1
+                memory += 1
             comm.barrier()
             started_s = time.perf_counter()
             cases[index].run()
             spans_by_case[index].append((started_s, time.perf_counter()))
     spans_by_worker = np.array(gather_json(comm, spans_by_case, CPU))  # (workers, cases, rounds, 2)
-    started_s, ended = np.moveaxis(spans_by_worker[:, :, 1:].max(axis=0), -1, 0)
-    medians: np.ndarray = np.median(ended - started_s, axis=1)
+    started_s, ended_s = np.moveaxis(spans_by_worker[:, :, 1:].max(axis=0), -1, 0)
+    medians: np.ndarray = np.median(ended_s - started_s, axis=1)
     return medians
 
 
@@ -259,7 +263,7 @@ class ProbeCase(NamedTuple):
 
 
 def fit_alpha_beta(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:
-    """Alpha and beta, neither negative, with the least sum of squared relative errors.
+    """Return alpha and beta, neither negative, with the least sum of squared relative errors.
 
     Args:
         seconds: (cases,) one for each cost.
@@ -272,13 +276,13 @@ def fit_alpha_beta(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tupl
     return float(alpha / scale[0]), float(beta / scale[1])
 
 
-def to_gbit_s(size: float, seconds: float) -> float:
-    """Gbit/s of so many bytes in so many seconds."""
-    return float(f"{8e-9 * size / seconds:.3g}")
+def to_gbit_s(size_bytes: float, seconds: float) -> float:
+    """Return the Gbit/s of a transfer, to three digits."""
+    return float(f"{8e-9 * size_bytes / seconds:.3g}")
 
 
 def choose_comm_for_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] | None) -> Comm:
-    """Return the communicator whose collectives travel as the setting `collectives` asks.
+    """Return the communicator, or a `DirectComm` around it, by the setting `collectives`.
 
     Args:
         collectives: auto, backend or direct.
@@ -293,24 +297,26 @@ def choose_comm_for_collectives(comm: Comm, collectives: str, probed: Mapping[st
     return DirectComm(comm, probed["direct_bytes"] if comm.size > 2 else None, direct)
 
 
-def fitted_link_by_kind(probed: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
-    """Return the recorded costs of collectives under `which`; nothing where nobody measured them."""
-    return {kind: Link(*fit) for kind, fit in (probed or {}).get(which, {}).items()}
+def fitted_link_by_kind(
+    probed: Mapping[str, Any] | None, field_name: Literal["kinds", "direct"]
+) -> dict[str, Link]:
+    """Return the recorded costs of each kind of collective, from a field of a `ProbedLink`; else none."""
+    return {kind: Link(*fit) for kind, fit in (probed or {}).get(field_name, {}).items()}
 
 
-def read_relay_statistics(statistics: str | None) -> dict[str, Any]:
+def read_relay_statistics(statistics_file: str | None) -> dict[str, Any]:
     """Return the last statistics of an emulated network's relay, for the record; empty without a relay."""
-    statistics_by_name = try_read_struct(Path(statistics), dict[str, float]) if statistics else None
+    statistics_by_name = try_read_struct(Path(statistics_file), dict[str, float]) if statistics_file else None
     return {"relay": statistics_by_name} if statistics_by_name else {}
 
 
-def describe_bandwidth_mismatch(name: str, probed: ProbedLink, loses: bool = False) -> list[str]:
-    """Return a sentence where the link is not what was asked for.
+def describe_bandwidth_mismatch(name: str, probed: ProbedLink, loses_packets: bool = False) -> list[str]:
+    """Return a sentence where a link has another bandwidth than asked for; a list without any else.
 
-    Where it `loses` packets, TCP may be slower.
+    Where it loses packets, TCP may be slower.
     """
-    off = probed.slowest_gbit_s / probed.asked_gbit_s - 1
-    if abs(off) <= TOLERANCE or (loses and off < 0):
+    deviation = probed.slowest_gbit_s / probed.asked_gbit_s - 1
+    if abs(deviation) <= TOLERANCE or (loses_packets and deviation < 0):
         return []
     return [
         f"link={name} was asked for, {probed.asked_gbit_s:g} Gbit/s, and the workers found "

@@ -40,36 +40,38 @@ def check_memory_for_virtual_ranks(variants: Sequence[RunComponents], num_ranks:
     Raises:
         ValueError: with the largest number that fits.
     """
-    free = USABLE_SHARE * free_memory_bytes(variants[0].settings.device)
+    free_bytes = USABLE_SHARE * free_memory_bytes(variants[0].settings.device)
     models = [
         run.task.make_model(run.data, run.settings.seed, run.settings.device, run.settings.dtype)
         for run in variants
     ]
-    parameters = sum(p.nbytes for model in models for p in model.parameters())
-    optimizer_states = sum(
+    parameter_bytes = sum(p.nbytes for model in models for p in model.parameters())
+    optimizer_bytes = sum(
         predict_optimizer_state_bytes(run.task.make_optimizer(model))
         for run, model in zip(variants, models, strict=True)
     )
-    shared = parameters + optimizer_states
-    if SAFETY_FACTOR * (shared + num_ranks * TENSORS_PER_RANK * parameters) <= free:
+    shared_bytes = parameter_bytes + optimizer_bytes
+    if SAFETY_FACTOR * (shared_bytes + num_ranks * TENSORS_PER_RANK * parameter_bytes) <= free_bytes:
         return
-    if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
+    if shared_bytes + parameter_bytes > free_bytes:  # no trial, which might end the process
         raise ValueError(
             "the model does not fit into memory: with what its optimiser remembers and one worker's gradient "
-            f"it is {(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller "
-            "one"
+            f"it is {(shared_bytes + parameter_bytes) / 2**30:.2f} GiB, and {free_bytes / 2**30:.2f} are "
+            "free; take a smaller one"
         )
     bytes_per_rank = sum(
         measure_bytes_per_rank(run.task, model, run.method, run.settings)
         for model, run in zip(models, variants, strict=True)
     )
-    if shared + num_ranks * bytes_per_rank <= free:
+    needed_bytes = shared_bytes + num_ranks * bytes_per_rank
+    if needed_bytes <= free_bytes:
         return
-    fitting = max(0, math.floor((free - shared) / bytes_per_rank))
+    fitting = max(0, math.floor((free_bytes - shared_bytes) / bytes_per_rank))
     raise ValueError(
-        f"workers={num_ranks} virtual ranks need {(shared + num_ranks * bytes_per_rank) / 2**30:.1f} GiB: "
-        f"{bytes_per_rank / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} "
-        f"that they share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
+        f"workers={num_ranks} virtual ranks need {needed_bytes / 2**30:.1f} GiB: "
+        f"{bytes_per_rank / 2**30:.2f} each (gradients, residuals, work buffers), and "
+        f"{shared_bytes / 2**30:.2f} that they share; {free_bytes / 2**30:.1f} are free for them, which is "
+        f"enough for workers={fitting}"
     )
 
 
@@ -91,15 +93,15 @@ def measure_bytes_per_rank(
     def body(comm: virtual.VirtualComm) -> int:
         seed = settings.seed
         select = settings.select
-        held = [*model.buffers()]
+        tensors = [*model.buffers()]
         aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
             replica_model = copy.deepcopy(model)
-            once = replace(method, every=1, fragments=1, delay=0)
+            every_step = replace(method, every=1, fragments=1, delay=0)
             aggregator = LocalReplica(
-                once, replica_model, task.make_optimizer, comm, PhaseTimer("production"), seed, select
+                every_step, replica_model, task.make_optimizer, comm, PhaseTimer("production"), seed, select
             )
-            held += replica_model.parameters()
+            tensors += replica_model.parameters()
         else:
             aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)
         flat = aggregator.gradients.flat
@@ -111,7 +113,7 @@ def measure_bytes_per_rank(
         else:
             aggregator.aggregate()
             parts = [*aggregator.states, aggregator.group_kernels]
-        storages = [tensor.untyped_storage() for tensor in iterate_held_tensors([flat, *held, *parts])]
+        storages = [tensor.untyped_storage() for tensor in iterate_held_tensors([flat, *tensors, *parts])]
         bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
         return sum(bytes_by_address.values())
 
@@ -139,19 +141,19 @@ def iterate_held_tensors(tree: Any, visited: set[int] | None = None) -> Iterator
 
 def peak_memory_gib(device: torch.device) -> dict[str, float]:
     """Return the most memory that this process had, in GiB; all virtual ranks are one process."""
-    used = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts in KiB
+    peak_gib = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts in KiB
     if device.type == "cuda":
-        used["gpu_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-    return {name: round(gib, 3) for name, gib in used.items()}
+        peak_gib["gpu_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
+    return {name: round(gib, 3) for name, gib in peak_gib.items()}
 
 
 def free_memory_bytes(device: torch.device) -> float:
     """Return the free bytes of memory, of a container's limit where there is one."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    free = float(psutil.virtual_memory().available)
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    limit_bytes = limit.read_text().strip() if limit.exists() else "max"
+    free_bytes = float(psutil.virtual_memory().available)
+    limit_file, usage_file = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    limit_bytes = limit_file.read_text().strip() if limit_file.exists() else "max"
     if limit_bytes.isdigit():
-        free = min(free, float(limit_bytes) - float(used.read_text()))
-    return free
+        free_bytes = min(free_bytes, float(limit_bytes) - float(usage_file.read_text()))
+    return free_bytes

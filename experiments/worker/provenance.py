@@ -68,7 +68,7 @@ def package_versions() -> dict[str, str]:
 def _run_command(command: list[str]) -> str | None:
     """Return the output of a command, or None where it is absent or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None

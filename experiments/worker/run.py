@@ -144,7 +144,7 @@ def train_and_record(context: RunContext, comm: Comm) -> RunOutcome:
     config = run.config
     settings = run.settings
     path = attempt.rank_log_path(comm.rank)
-    report_progress = ignore_progress
+    report_progress: Callable[[int], None] = lambda step: None  # noqa: E731
     log = context.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_not_closed()
@@ -213,8 +213,8 @@ def train_and_summarize(
     """
     config = run.config
     timer = run.make_timer(config.timing.mode, comm, num_done_steps)
-    over = choose_comm_for_collectives(comm, config.collectives, link)
-    training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
+    used_comm = choose_comm_for_collectives(comm, config.collectives, link)
+    training = Trainer(run.task, run.data, run.method, used_comm, timer, log, run.settings, checkpointer)
     try:
         trained = training.run(report_progress)
         diverged = None
@@ -228,16 +228,12 @@ def train_and_summarize(
     return outcome._replace(diverged=diverged)
 
 
-def ignore_progress(step: int) -> None:
-    """Do nothing; rank 0 reports progress."""
-
-
 def train_variants_in_turns(
     run: RunComponents,
     comm: Comm,
     link: Mapping[str, Any] | None,
     log: RankLog,
-    progress: Callable[[int], None],
+    report_progress: Callable[[int], None],
     stop: StopSignal,
 ) -> RunOutcome:
     """Train the variants in turns, and compare the final weights of each over the ranks. Collective.
@@ -246,27 +242,30 @@ def train_variants_in_turns(
         link: the probe's facts about an emulated link.
     """
 
-    def variant(name: str, built: RunComponents) -> VariantTraining:
+    def make_training(name: str, run: RunComponents) -> VariantTraining:
         variant_log = VariantLog(log, name)
-        timer = built.make_timer(built.config.timing.mode, comm)
-        over = choose_comm_for_collectives(comm, built.config.collectives, link)
-        training = Trainer(built.task, built.data, built.method, over, timer, variant_log, built.settings)
+        timer = run.make_timer(run.config.timing.mode, comm)
+        used_comm = choose_comm_for_collectives(comm, run.config.collectives, link)
+        training = Trainer(run.task, run.data, run.method, used_comm, timer, variant_log, run.settings)
         return VariantTraining(training, variant_log)
 
     def after_block(steps: int) -> bool:
-        progress(steps)
+        report_progress(steps)
         return stop.is_set
 
-    variants = {name: variant(name, built) for name, built in run.variants.items()}
-    words = choose_comm_for_collectives(comm, run.config.collectives, link)  # what is gathered between turns
-    ended = train_alternately(variants, words, run.alternation_schedule, run.settings.device, after_block)
-    steps = run.alternation_schedule.count_steps_per_variant(ended.blocks)
+    variants = {name: make_training(name, variant) for name, variant in run.variants.items()}
+    turns_comm = choose_comm_for_collectives(comm, run.config.collectives, link)  # for words between turns
+    result = train_alternately(
+        variants, turns_comm, run.alternation_schedule, run.settings.device, after_block
+    )
+    steps = run.alternation_schedule.count_steps_per_variant(result.blocks)
     outcomes = {
-        name: summarize_training(training.finish(), words, steps, run.steps_per_epoch)
+        name: summarize_training(training.finish(), turns_comm, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()
     }
-    became = {name: outcome.manifest_fields() for name, outcome in outcomes.items()}
-    return next(iter(outcomes.values()))._replace(alternated={**ended._asdict(), "variants": became})
+    fields_by_variant = {name: outcome.manifest_fields() for name, outcome in outcomes.items()}
+    alternated = {**result._asdict(), "variants": fields_by_variant}
+    return next(iter(outcomes.values()))._replace(alternated=alternated)
 
 
 def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:

@@ -57,7 +57,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     copy = code_version.ensure_code_copy(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
-    assert job_hooks.prepare_job_or_requeue(spec_of(run, copy)) == job_hooks.HookExitCode.GO_ON
+    assert job_hooks.prepare_job_or_requeue(spec_of(run, copy))
     assert not (copy / "yaml.py").exists()
     assert "it is no part of the code: yaml.py" in capsys.readouterr().err
 
@@ -74,7 +74,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     assert not harm.exists()
 
     (tmp_path / "7").mkdir()
-    assert job_hooks.prepare_job_or_requeue(spec_of(run, tmp_path / "7")) == job_hooks.HookExitCode.LEAVE
+    assert not job_hooks.prepare_job_or_requeue(spec_of(run, tmp_path / "7"))
     attempt = job_hooks._read_attempt(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]

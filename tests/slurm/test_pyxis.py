@@ -67,7 +67,7 @@ def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
 def test_a_folder_that_pyxis_would_take_apart_is_refused() -> None:
     for folder in ("/a,b", "/a:b", "/a b"):
         with pytest.raises(ValueError, match="a comma, a colon or a blank"):
-            container.srun_pyxis_options(choice(REGISTRY), [Path(folder)], Path("/code"))
+            pyxis.srun_options(choice(REGISTRY), [Path(folder)], Path("/code"))
 
 
 def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_tenth_off_and_no_less_is_said_with_the_worst_that_was_found() -> None
         assert describe_bandwidth_mismatch("ethernet_1g", probed([0.95, most], least)) == []
     for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3.0, 3.0], 3.0, 3)):
         link = probed(gbit_s, together)
-        assert bool(describe_bandwidth_mismatch("wifi", link, loses=True)) == (worst > 1)
+        assert bool(describe_bandwidth_mismatch("wifi", link, loses_packets=True)) == (worst > 1)
         (said,) = describe_bandwidth_mismatch("ethernet_1g", link)
         check_parts(
             said, f"link=ethernet_1g was asked for, 1 Gbit/s, ... found {worst} ... on_mismatch=label"
@@ -89,7 +89,8 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
 
     link = LinkSettings("slow", alpha_s, 1e-6)
     first, *others = virtual.run(
-        6, lambda comm: link_probe.probe_link(Noting(comm), link, per_node=2, collectives=False)
+        6,
+        lambda comm: link_probe.probe_link(Noting(comm), link, workers_per_node=2, probes_collectives=False),
     )
     assert all(other == first for other in others)
     assert len(first.pairs_gbit_s) == len(at_once)
@@ -109,7 +110,9 @@ def calibrate(
     """
     seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(DIRECT_KINDS), dtype=float)
     monkeypatch.setattr(link_probe, "_median_seconds", lambda *_, **__: seconds)
-    effort = link_probe.ProbeEffort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
+    effort = link_probe.ProbeEffort(
+        1, 1, (40, 400, 4000)[: len(own)], 1, num_sizes_beside_computing=0, tries_direct=True
+    )
     first, *others = virtual.run(
         size, lambda comm: link_probe.measure_and_fit_collectives(comm, (0, 1), effort)
     )

@@ -16,7 +16,7 @@ from experiments.worker.hardware import (
     SLICE_S,
     cores_of_node,
     pin_to_node_cores,
-    set_time_slice,
+    shorten_time_slices,
     time_slice_s,
 )
 from slurm.environment import WorkerPlace
@@ -39,7 +39,7 @@ def test_short_slices_are_those_of_the_threads_started_afterwards_and_of_no_othe
 
     def shortened() -> tuple[float | None, float | None, int]:
         niceness = os.nice(3)  # a nice thread stays nice
-        set_time_slice()
+        shorten_time_slices()
         return time_slice_s(), in_a_thread(time_slice_s), os.nice(0) - niceness
 
     assert in_a_thread(shortened) == (SLICE_S, SLICE_S, 0)
@@ -92,7 +92,7 @@ def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
 ) -> None:
     taken = list[list[int]]()
     monkeypatch.setattr(hardware, "all_cpus_unless_restricted", lambda: set(range(6)))
-    monkeypatch.setattr(hardware, "set_time_slice", lambda: None)
+    monkeypatch.setattr(hardware, "shorten_time_slices", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
     for cluster in (["cluster=local"], ["cluster=netns", "cluster.workers_per_node=2"]):
         config = compose.resolve(["task=vector", "train.validate=never", "workers=3", *cluster])
