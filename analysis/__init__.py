@@ -13,7 +13,7 @@ TABLES = ("runs", "steps", "epochs", "spans", "looks")
 
 
 def load(results: Path | str | None = None, tables: Collection[str] = TABLES) -> Frames:
-    """Every run there is, own and shipped, as tidy frames: see `analysis.records.loading.load`."""
+    """Return every run, own and shipped, as tidy frames: see `analysis.records.loading.load`."""
     from analysis.records import loading
 
     return loading.load(results, tables)

@@ -262,7 +262,7 @@ def _judge_claim(
         except MixedRunsError as error:
             mixture = str(error)
     evidence = ClaimEvidence.from_read_keys(frames, keys)
-    times = evidence.process_runs_if_any() if claim.derived else evidence
+    times = evidence.prefer_process_runs() if claim.derived else evidence
     link = times.link_text() if keys or ours else claim.link  # what read nothing was not measured
     claim = replace(claim, text=claim.text.replace(LINK_PLACEHOLDER, link))
     if claim.rederived:
@@ -341,7 +341,7 @@ def _incomparable_reason(
         return f"about {required}; measured over {links}"
     if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
-    return "" if claim.timed else evidence.chance_ending_text(chance_of_task)
+    return "" if claim.timed else evidence.training_at_chance_text(chance_of_task)
 
 
 def describe_required_hardware(claim: Claim) -> str:

@@ -48,7 +48,7 @@ class ClaimEvidence(NamedTuple):
         runs = frames.runs[frames.runs["key"].isin(keys)] if keys else frames.runs
         return cls(frames._replace(runs=runs))
 
-    def process_runs_if_any(self) -> ClaimEvidence:
+    def prefer_process_runs(self) -> ClaimEvidence:
         """Return the evidence of processes alone, where there are any: these alone gave times."""
         runs = self.frames.runs
         process_runs = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
@@ -137,7 +137,7 @@ class ClaimEvidence(NamedTuple):
             json.loads(t).get(claim_id) == digest for t in texts.unique()
         )
 
-    def chance_ending_text(self, chance_of_task: ChanceLookup) -> str:
+    def training_at_chance_text(self, chance_of_task: ChanceLookup) -> str:
         """Return where the first training ended that ended at chance; empty where none did."""
         runs = self.frames.runs
         columns = [name for name in TOP1_COLUMNS if name in runs]
@@ -187,13 +187,13 @@ def digest_rule(rule: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def describe_scale_differences(frames: Frames, declared: Mapping[str, Any]) -> str:
+def describe_scale_differences(frames: Frames, declared_scale: Mapping[str, Any]) -> str:
     """Return the differences of the runs from what the paper ran, in words; empty where there are none.
 
     Args:
         frames: of an item's runs.
-        declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
-            value depends on the device or the task, a mapping from either to value. A run without a field
+        declared_scale: the paper's values by column of `frames.runs`, from the item's SCALE; where the value
+            depends on the device or the task, a mapping from either to value. A run without a field
             (dense has no density) does not differ in it, nor one of a task that a mapping leaves out.
     """
     runs = frames.runs
@@ -203,7 +203,7 @@ def describe_scale_differences(frames: Frames, declared: Mapping[str, Any]) -> s
     if {*factors} <= {*runs}:
         examples = runs[factors].astype(float).prod(axis="columns", skipna=False)
         runs = runs.assign(**{EXAMPLES_COLUMN: examples})
-    texts = (_describe_difference(runs, column, paper) for column, paper in declared.items())
+    texts = (_describe_difference(runs, column, paper) for column, paper in declared_scale.items())
     differences = ", ".join(filter(None, texts))
     return f"{REDUCED}: {differences}" if differences else ""
 

@@ -90,9 +90,9 @@ def _change_text(a: float, b: float, unit: str) -> str:
     return f"x {format_number(b / a)}" if a else "-"
 
 
-def differences_text(differences: Sequence[RunDifference], a: str, b: str) -> str:
+def differences_text(differences: Sequence[RunDifference], name_a: str, name_b: str) -> str:
     """Return the differences as a table, under the names of the runs; idle fields are only named."""
-    lines = [f"A: {a}", f"B: {b}", ""]
+    lines = [f"A: {name_a}", f"B: {name_b}", ""]
     if not any(difference.weight == EXPLAINS for difference in differences):
         lines += ["nothing that both runs recorded explains a difference in time", ""]
     listed_differences = [difference for difference in differences if difference.weight != EXPLAINS_NOTHING]

@@ -28,26 +28,26 @@ JOB_BY_LINK_AND_METHOD = {(job.link, job.method): number for number, job in JOBS
 DENSE_FILTER_MS = 0.1
 
 
-class JobSums(NamedTuple):
+class JobJackknifeSums(NamedTuple):
     """The sums over a job's settled iterations, all and without each block, (1 + blocks,) each; times in ms.
 
-    Iterations with a stall count in `stalls` and `stall_wait` only.
+    Iterations with a stall count in `num_stalls` and `stall_wait_ms` only.
     """
 
-    ordinary: JackknifeParts  # iterations without a stall
-    wait: JackknifeParts  # communication, mean over ranks
-    least: JackknifeParts  # communication of the rank that waits least, which is the last to come
-    select: JackknifeParts  # compression, mean over ranks
-    late: JackknifeParts  # by how much the last rank selects longer than the mean
-    late_late: JackknifeParts
-    late_wait: JackknifeParts
-    wait_wait: JackknifeParts
-    stalls: JackknifeParts
-    stall_wait: JackknifeParts  # mean over the ranks that wait for rank 0
+    num_ordinary: JackknifeParts  # iterations without a stall
+    wait_ms: JackknifeParts  # communication, mean over ranks
+    least_wait_ms: JackknifeParts  # communication of the rank that waits least, which is the last to come
+    select_ms: JackknifeParts  # compression, mean over ranks
+    lateness_ms: JackknifeParts  # by how much the last rank selects longer than the mean
+    lateness_ms_squared: JackknifeParts
+    lateness_times_wait: JackknifeParts
+    wait_ms_squared: JackknifeParts
+    num_stalls: JackknifeParts
+    stall_wait_ms: JackknifeParts  # mean over the ranks that wait for rank 0
 
 
 @functools.cache
-def job_sums(job: int, with_loop_starts: bool = True) -> JobSums:
+def jackknife_sums(job: int, with_loop_starts: bool = True) -> JobJackknifeSums:
     """Return the sums behind all that follows, made once per job.
 
     Args:
@@ -61,11 +61,11 @@ def job_sums(job: int, with_loop_starts: bool = True) -> JobSums:
     least = table["comm_min_ms"].to_numpy()
     select = np.nan_to_num(table["comp_mean_ms"].to_numpy())
     late = np.nan_to_num(table["comp_max_ms"].to_numpy()) - select
-    ordinary = (~stall & (with_loop_starts | ~is_first_of_loop(table))).astype(float)
+    ordinary = (~stall & (with_loop_starts | ~loop_start_mask(table))).astype(float)
     long_wait = (workers * mean - least) / (workers - 1)
     quantities = (1.0, mean, least, select, late, late**2, late * mean, mean**2)
     columns = [*(ordinary * quantity for quantity in quantities), stall.astype(float), stall * long_wait]
-    return JobSums(*leave_one_block_out_sums(np.stack(columns, axis=1)).T)
+    return JobJackknifeSums(*leave_one_block_out_sums(np.stack(columns, axis=1)).T)
 
 
 def settled_iterations(job: int) -> pd.DataFrame:
@@ -75,8 +75,8 @@ def settled_iterations(job: int) -> pd.DataFrame:
     return settled_rows
 
 
-def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
-    """Mark the first iteration of each of the 141 loops of 48 iterations.
+def loop_start_mask(table: pd.DataFrame) -> np.ndarray:
+    """Return a mask of the first iteration of each of the 141 loops of 48 iterations.
 
     Between loops some ranks are late by more than selection makes them.
     """
@@ -85,30 +85,30 @@ def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
 
 def mean_communication_ms(job: int) -> JackknifeParts:
     """Return mean milliseconds of communication over ranks, without stalls."""
-    return job_sums(job).wait / job_sums(job).ordinary
+    return jackknife_sums(job).wait_ms / jackknife_sums(job).num_ordinary
 
 
 def last_rank_communication_ms(job: int) -> JackknifeParts:
     """Return communication of the rank that comes last and waits for nobody: about what sending takes."""
-    return job_sums(job).least / job_sums(job).ordinary
+    return jackknife_sums(job).least_wait_ms / jackknife_sums(job).num_ordinary
 
 
 def mean_waiting_share(job: int) -> JackknifeParts:
     """Return the share of communication by which a rank on average exceeds the last one."""
-    return 1 - job_sums(job).least / job_sums(job).wait
+    return 1 - jackknife_sums(job).least_wait_ms / jackknife_sums(job).wait_ms
 
 
 def mean_compression_ms(job: int) -> JackknifeParts:
     """Return milliseconds of compression in an iteration, mean over ranks."""
-    return job_sums(job).select / job_sums(job).ordinary
+    return jackknife_sums(job).select_ms / jackknife_sums(job).num_ordinary
 
 
 def mean_lateness_ms(job: int) -> JackknifeParts:
     """Return milliseconds by which the last rank selects longer than the mean."""
-    return job_sums(job).late / job_sums(job).ordinary
+    return jackknife_sums(job).lateness_ms / jackknife_sums(job).num_ordinary
 
 
-class LatenessLine(NamedTuple):
+class LatenessRegression(NamedTuple):
     """The least-squares line of communication on lateness in compression, over iterations; ms."""
 
     slope: JackknifeParts
@@ -116,19 +116,19 @@ class LatenessLine(NamedTuple):
     correlation: JackknifeParts
 
 
-def fit_lateness_line(job: int, with_loop_starts: bool = True) -> LatenessLine:
+def fit_lateness_regression(job: int, with_loop_starts: bool = True) -> LatenessRegression:
     """Return the line of waiting over lateness.
 
     If selection alone made ranks late, it would have slope 1 from the time of sending.
     """
-    sums = job_sums(job, with_loop_starts)
-    late = sums.late / sums.ordinary
-    wait = sums.wait / sums.ordinary
-    covariance = sums.late_wait / sums.ordinary - late * wait
-    late_variance = sums.late_late / sums.ordinary - late**2
-    wait_variance = sums.wait_wait / sums.ordinary - wait**2
+    sums = jackknife_sums(job, with_loop_starts)
+    late = sums.lateness_ms / sums.num_ordinary
+    wait = sums.wait_ms / sums.num_ordinary
+    covariance = sums.lateness_times_wait / sums.num_ordinary - late * wait
+    late_variance = sums.lateness_ms_squared / sums.num_ordinary - late**2
+    wait_variance = sums.wait_ms_squared / sums.num_ordinary - wait**2
     slope = covariance / late_variance
-    return LatenessLine(slope, wait - slope * late, covariance / np.sqrt(late_variance * wait_variance))
+    return LatenessRegression(slope, wait - slope * late, covariance / np.sqrt(late_variance * wait_variance))
 
 
 def mean_stall_ms(job: int) -> JackknifeParts:
@@ -136,7 +136,7 @@ def mean_stall_ms(job: int) -> JackknifeParts:
 
     The wait of other ranks for rank 0 less an ordinary wait.
     """
-    return job_sums(job).stall_wait / job_sums(job).stalls - mean_communication_ms(job)
+    return jackknife_sums(job).stall_wait_ms / jackknife_sums(job).num_stalls - mean_communication_ms(job)
 
 
 def published_iteration_ms(job: int) -> float:

@@ -23,7 +23,7 @@ SETTLED_FROM_ITERATION = 100
 MAX_LAG_WINDOWS = 30
 
 
-class StallLine(NamedTuple):
+class StallRegression(NamedTuple):
     """The least-squares line of the times of a job's windows over their stalls."""
 
     intercept_ms: Estimate  # of an iteration in which nobody validates
@@ -33,13 +33,13 @@ class StallLine(NamedTuple):
 
 def validation_free_step_ms(job: int) -> Estimate:
     """Return milliseconds of an iteration without validation."""
-    return fit_job_stall_line(job).intercept_ms
+    return fit_job_stall_regression(job).intercept_ms
 
 
 @functools.cache
-def fit_job_stall_line(job: int) -> StallLine:
+def fit_job_stall_regression(job: int) -> StallRegression:
     """Return the line of a job's settled windows."""
-    return fit_stall_line(*settled_windows(job))
+    return fit_stall_regression(*settled_windows(job))
 
 
 def validation_free_windows_ms(job: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def settled_windows(job: int) -> SettledWindows:
     return SettledWindows(windows["ms"].to_numpy()[is_settled], (stalls / (ends - starts))[is_settled])
 
 
-def fit_stall_line(times_ms: np.ndarray, stalls_ms: np.ndarray) -> StallLine:
+def fit_stall_regression(times_ms: np.ndarray, stalls_ms: np.ndarray) -> StallRegression:
     """Fit least squares with 95 % intervals that allow for autocorrelated residuals and for unlike windows.
 
     Only three windows are without a stall, so that their residuals decide the intercept. Its variance is the
@@ -103,4 +103,4 @@ def fit_stall_line(times_ms: np.ndarray, stalls_ms: np.ndarray) -> StallLine:
         Estimate(float(value), float(value - half_width), float(value + half_width), n, WINDOWS)
         for value, half_width in zip(coefficients, half_widths, strict=True)
     )
-    return StallLine(intercept_ms, slope, float(covariance[1] / covariance[0]))
+    return StallRegression(intercept_ms, slope, float(covariance[1] / covariance[0]))

@@ -16,11 +16,13 @@ class LaunchStepSeconds(NamedTuple):
     exchanging_s: float
     exchanges_per_round: int = 1  # of local steps: of fragments in turns one each
 
-    def mean_step_s(self, every: int | None) -> float:
+    def mean_step_s(self, steps_per_exchange: int | None) -> float:
         """Return the mean step of a training that exchanges every so many steps."""
-        if every is None:
+        if steps_per_exchange is None:
             return self.exchanging_s
-        return self.local_s + self.exchanges_per_round * (self.exchanging_s - self.local_s) / every
+        return (
+            self.local_s + self.exchanges_per_round * (self.exchanging_s - self.local_s) / steps_per_exchange
+        )
 
 
 def step_seconds_by_launch(

@@ -115,7 +115,7 @@ def time_variants(comm: Comm, plan: LaunchPlan, turns: int, seed: int) -> MsByVa
     )  # fmt: skip
     samples = dict[str, dict[str, list[float]]]()
     for name in calls:
-        times_ms = [[*times.cpu_ms[name].values()], [*times.wall_ms[name].values()]]
+        times_ms = [[*times.cpu_ms_by_call[name].values()], [*times.wall_ms_by_call[name].values()]]
         cpu_ms, wall_ms = torch.stack(comm.all_gather(torch.tensor(times_ms, dtype=torch.float64))).unbind(1)
         columns = zip(CLOCKS, (cpu_ms.sum(0), wall_ms.amax(0)), strict=True)
         samples[name] = {

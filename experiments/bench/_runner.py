@@ -25,7 +25,7 @@ from typing import Any
 
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.log import read_json_lines
-from experiments.bench._targets import Target
+from experiments.bench._targets import BenchmarkTarget
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
 from sparsify.ranges import describe_unknown
@@ -57,7 +57,7 @@ class Benchmark:
     case_title: Callable[[Record], str] | None = None  # of a case's own table; without, all share a table
     format_rows: Callable[[list[Record]], str] | None = None  # what is printed of a case, instead of a table
     summarise: Callable[[list[Record]], Record] = lambda rows: {}  # the result, which is printed last
-    targets: Callable[[Record], Sequence[Target]] = lambda result: ()  # of a result
+    targets: Callable[[Record], Sequence[BenchmarkTarget]] = lambda result: ()  # of a result
     # Tells whether the newest rows of a case need not be measured again.
     is_settled: Callable[[Sequence[Record]], bool] = is_measured_by_this_code
     draw: Callable[[Path, Path], Path] | None = None  # draws a file of records into a folder

@@ -11,7 +11,7 @@ from analysis.bands import Band
 from analysis.stats import Estimate
 
 
-class Target(Struct, frozen=True, forbid_unknown_fields=True):
+class BenchmarkTarget(Struct, frozen=True, forbid_unknown_fields=True):
     """A bound on one number of a benchmark's result."""
 
     path: tuple[str | int, ...]  # keys and indices that lead to the number

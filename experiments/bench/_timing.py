@@ -46,10 +46,10 @@ def choose_device_and_set_threads(kind: Device | None, threads: int | None = Non
     return torch.device("cpu")
 
 
-def describe_single_thread_workers(workers: str) -> Record:
+def describe_single_thread_workers(workers_text: str) -> Record:
     """Return the description of CPU workers of one thread each, named by the CPU and these words."""
     machine = describe_machine_and_code(torch.device("cpu"), threads=1)
-    return machine | {"name": f"{machine['cpu']}, {workers}"}
+    return machine | {"name": f"{machine['cpu']}, {workers_text}"}
 
 
 def describe_machine_and_code(device: torch.device, threads: int | None = None) -> Record:
@@ -154,13 +154,13 @@ class CallTimer:
 class CallTimesByTurn(NamedTuple):
     """Milliseconds of each call in each turn, by the call's name."""
 
-    wall_ms: dict[str, MsByTurn]
-    cpu_ms: dict[str, MsByTurn]  # empty where the device's time was taken
+    wall_ms_by_call: dict[str, MsByTurn]
+    cpu_ms_by_call: dict[str, MsByTurn]  # empty where the device's time was taken
 
 
 def time_calls_in_turns(
     calls: Mapping[str, Call],
-    clock: CallTimer,
+    timer: CallTimer,
     turns: int,
     *,
     prepare: Callable[[str], object] = lambda name: None,
@@ -168,7 +168,7 @@ def time_calls_in_turns(
     start_turn: Call = lambda: None,
     warm_up: int = 1,
     min_turns: int = 0,
-    seconds: float = math.inf,
+    max_seconds: float = math.inf,
     seed: int = 0,
 ) -> CallTimesByTurn:
     """Time all calls side by side. Each turn makes every call once, in a random order.
@@ -178,8 +178,8 @@ def time_calls_in_turns(
         groups: names of calls that follow each other directly; by default each call is alone.
         start_turn: called before each turn.
         warm_up: turns that are not counted.
-        min_turns: turns that are made even when `seconds` are over.
-        seconds: after which no turn begins.
+        min_turns: turns that are made even when `max_seconds` are over.
+        max_seconds: after which no turn begins.
     """
     groups = [[name] for name in calls] if groups is None else groups
     times = CallTimesByTurn({name: {} for name in calls}, {name: {} for name in calls})
@@ -187,18 +187,18 @@ def time_calls_in_turns(
     start = time.perf_counter()
     turn = -warm_up
     with garbage_collection_paused():
-        while turn < min(min_turns, turns) or (turn < turns and time.perf_counter() - start < seconds):
+        while turn < min(min_turns, turns) or (turn < turns and time.perf_counter() - start < max_seconds):
             start_turn()
             for group in order.sample(groups, len(groups)):
                 for name in order.sample(group, len(group)):
                     prepare(name)
-                    with clock.time_block(name):
+                    with timer.time_block(name):
                         calls[name]()
-            for name, wall_ms, cpu_ms in clock.read_and_clear():
+            for name, wall_ms, cpu_ms in timer.read_and_clear():
                 if turn >= 0:
-                    times.wall_ms[name][turn] = wall_ms
+                    times.wall_ms_by_call[name][turn] = wall_ms
                     if cpu_ms is not None:
-                        times.cpu_ms[name][turn] = cpu_ms
+                        times.cpu_ms_by_call[name][turn] = cpu_ms
             turn += 1
     return times
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def time_searches(sizes: Sequence[int], density: float, device: torch.device, se
     )
     accs = list(map(torch.empty_like, residual))
     ks = [num_selected(size, density) for size in sizes]
-    searches, kernel_names, why_not_fused = make_search_by_choice(residual)
+    searches, kernel_names, why_not_fused = make_search_choices(residual)
 
     def make_call(search: Search) -> Call:
         turns = cycle(gradients)
@@ -127,8 +128,8 @@ def time_searches(sizes: Sequence[int], density: float, device: torch.device, se
         prepare=lambda name: torch._foreach_copy_(accs, residual),
         warm_up=SETTLING_TURNS,
         min_turns=MIN_REPEATS,
-        seconds=seconds,
-    ).wall_ms
+        max_seconds=seconds,
+    ).wall_ms_by_call
     return {
         "k": sum(ks),
         "kernels": kernel_names,
@@ -145,8 +146,16 @@ def time_searches(sizes: Sequence[int], density: float, device: torch.device, se
     }
 
 
-def make_search_by_choice(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
-    """Return the search and the kernels' names of each choice, and why there is none for `fused`, if so."""
+class SearchChoices(NamedTuple):
+    """The search of each choice of `select=` that can be had here."""
+
+    search_by_choice: dict[str, Search]
+    kernel_names_by_choice: dict[str, str]
+    why_not_fused: str | None
+
+
+def make_search_choices(likes: list[Tensor]) -> SearchChoices:
+    """Return the searches of buckets like these, one by one or, on a GPU, all at once."""
     searches = dict[str, Search]()
     names = dict[str, str]()
     why_not_fused = None
@@ -163,7 +172,7 @@ def make_search_by_choice(likes: list[Tensor]) -> tuple[dict[str, Search], dict[
             if type(group_kernel) is not GroupKernel:
                 searches[choice] = group_kernel.topk
                 names[choice] = group_kernel.name
-    return searches, names, why_not_fused
+    return SearchChoices(searches, names, why_not_fused)
 
 
 def search_one_by_one(

@@ -30,7 +30,7 @@ from analysis.records.store import utc_timestamp
 from analysis.stats import Estimate
 from experiments.bench._pages import render_template
 from experiments.bench._runner import Record, check_known_names
-from experiments.bench._targets import Target
+from experiments.bench._targets import BenchmarkTarget
 from experiments.config import code_version, dataset_files
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.launch.local import EndSignalHandler
@@ -49,7 +49,7 @@ REUSED = "already measured; --force"  # says `python -m experiments run` of a ru
 DEVICE = "device=cpu"
 
 
-class GpuTarget(Target, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GpuTarget(BenchmarkTarget, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A bound on a number that a part prints last, or on `minutes`, of the whole part over all its calls."""
 
     text: str

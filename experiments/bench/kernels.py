@@ -127,7 +127,7 @@ def check_and_time_rows(n: int, rows: Sequence[str], repeats: int, device: torch
     def time_calls(clock: CallTimer) -> dict[str, MsByTurn]:
         return time_calls_in_turns(
             calls, clock, repeats, prepare=lambda name: comparison.restore_acc_and_flush_caches()
-        ).wall_ms
+        ).wall_ms_by_call
 
     uses_graphs = device.type == "cuda" and repeats > 0
     if repeats:

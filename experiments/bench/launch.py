@@ -82,7 +82,9 @@ def time_host(case: Record, repeats: int, device: torch.device) -> Record:
         kernel = triton_search.TritonKernel(acc)
         kernel.launch.keeps_compiled = name == "kept"
         calls[name] = partial(kernel.topk, acc, grad, case["k"])
-    times = time_calls_in_turns(calls, CallTimer(device, "call"), repeats, warm_up=WARM_UP_TURNS).wall_ms
+    times = time_calls_in_turns(
+        calls, CallTimer(device, "call"), repeats, warm_up=WARM_UP_TURNS
+    ).wall_ms_by_call
     row: Record = {HOST_FIELDS[name]: summarise_turn_times(times[name], 1e3) for name in HOST_FIELDS}
     return row | {RATIO_FIELD: summarise_turn_ratios(times["ordinary"], times["kept"])}
 

@@ -19,7 +19,7 @@ from experiments.bench._launches import (
     summarise_launch_medians,
 )
 from experiments.bench._runner import Benchmark, Record
-from experiments.bench._targets import Target
+from experiments.bench._targets import BenchmarkTarget
 from experiments.bench._timing import describe_single_thread_workers
 from experiments.training.language.networks import GPT
 from sparsify.comm import Comm
@@ -37,9 +37,9 @@ COMPARED_PAIRS = (
     ("local step", "inner step"),
 )
 TARGETS = (  # at the default size
-    Target(("sparseloco / topk, global",), 2.0),
-    Target(("sparseloco / topk, layer",), 2.0),
-    Target(("local step / inner step",), 1.01),
+    BenchmarkTarget(("sparseloco / topk, global",), 2.0),
+    BenchmarkTarget(("sparseloco / topk, layer",), 2.0),
+    BenchmarkTarget(("local step / inner step",), 1.01),
 )
 
 

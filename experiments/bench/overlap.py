@@ -193,7 +193,7 @@ def make_dense_method_of_buckets(setup: TrainingStepSetup) -> Method:
     return method
 
 
-def link_for_duration(seconds: float, cost: CollectiveCost, latency_s: float) -> Link:
+def link_for_duration(seconds: float, cost: CollectiveCost, max_latency_s: float) -> Link:
     """Return the link on which messages of this cost take so long; its latency is at most half of that."""
-    latency_s = min(latency_s, seconds / 2 / cost.messages)
+    latency_s = min(max_latency_s, seconds / 2 / cost.messages)
     return Link(latency_s, (seconds - cost.messages * latency_s) / cost.sent_bytes)

@@ -53,7 +53,7 @@ def roofs(
         }
         if torch_device.type == "cuda":
             calls = {name: capture_cuda_graph(call) for name, call in calls.items()}
-        times = time_calls_in_turns(calls, CallTimer(torch_device), repeats).wall_ms
+        times = time_calls_in_turns(calls, CallTimer(torch_device), repeats).wall_ms_by_call
         yield {
             name: summarise_median_and_range(
                 [1e-6 * TRAFFIC_BYTES[name] * size / ms for ms in by_turn.values()]

@@ -36,7 +36,7 @@ from experiments.bench._select_comparison import (
     mark_rows_beyond_memory,
 )
 from experiments.bench._select_steps import STEP_KINDS
-from experiments.bench._targets import Target
+from experiments.bench._targets import BenchmarkTarget
 from experiments.bench._timing import (
     DEFAULT_REPEATS,
     choose_device_and_set_threads,
@@ -59,13 +59,13 @@ CPU_ONLY = "eager_hugepages"
 EAGER_ROWS = ("eager", CPU_ONLY)
 TARGETS = {  # of the standard case, by device
     "cpu": (
-        Target(("eager_over_fused",), 30.0, is_lower_bound=True),
-        Target(("eager_hugepages_over_fused",), 15.0, is_lower_bound=True),
-        Target(("fused_over_add",), 1.2),
+        BenchmarkTarget(("eager_over_fused",), 30.0, is_lower_bound=True),
+        BenchmarkTarget(("eager_hugepages_over_fused",), 15.0, is_lower_bound=True),
+        BenchmarkTarget(("fused_over_add",), 1.2),
     ),
     "cuda": (
-        Target(("eager_over_fused",), 6.0, is_lower_bound=True),
-        Target(("fused_over_add",), 1.35),
+        BenchmarkTarget(("eager_over_fused",), 6.0, is_lower_bound=True),
+        BenchmarkTarget(("fused_over_add",), 1.35),
     ),
 }
 

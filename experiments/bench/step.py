@@ -11,7 +11,7 @@ from experiments.bench._pages import STEP_PAGE, step_case_title
 from experiments.bench._runner import Benchmark, Record, check_known_names, summarise_median_and_range
 from experiments.bench._step_plans import count_step_operators, plan_times_around_search, plan_whole_steps
 from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, NetworkName
-from experiments.bench._targets import Target
+from experiments.bench._targets import BenchmarkTarget
 from experiments.bench._timing import describe_single_thread_workers
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
@@ -20,13 +20,13 @@ DENSITY_AROUND_SEARCH = 0.001  # that of BENCH=select
 BYTES_PER_ADDED_ELEMENT = 12  # of the in-place add: two numbers read, one written
 LAYERS = 121
 TARGETS = (  # of the default cases
-    Target(("cpu_over_ddp", "linears", "register_topk_layer"), 1.3),
-    Target(("cpu_over_ddp", "linears", "distribute_topk_layer"), 1.3),
-    Target(("cpu_over_ddp", "linears", "register_dense_overlap"), 1.015),  # 1.01, to its digits
-    Target(("operations", "resnet50", "register_topk_layer"), 150),
-    Target(("aggregate_over_add",), 1.35),
-    Target(("around_bytes_per_element",), 20.5),  # 20, and what goes with k
-    Target(("candidates_over_k",), 1.2),
+    BenchmarkTarget(("cpu_over_ddp", "linears", "register_topk_layer"), 1.3),
+    BenchmarkTarget(("cpu_over_ddp", "linears", "distribute_topk_layer"), 1.3),
+    BenchmarkTarget(("cpu_over_ddp", "linears", "register_dense_overlap"), 1.015),  # 1.01, to its digits
+    BenchmarkTarget(("operations", "resnet50", "register_topk_layer"), 150),
+    BenchmarkTarget(("aggregate_over_add",), 1.35),
+    BenchmarkTarget(("around_bytes_per_element",), 20.5),  # 20, and what goes with k
+    BenchmarkTarget(("candidates_over_k",), 1.2),
 )
 
 
@@ -193,10 +193,10 @@ def value_by_network_and_variant(rows: Sequence[Record], field: str) -> dict[str
     return values
 
 
-def list_targets(result: Record) -> list[Target]:
+def list_targets(result: Record) -> list[BenchmarkTarget]:
     """Return all targets, with a bound on collectives where the number of DDP's buckets is known."""
     buckets = result["ddp_buckets"].get("resnet50")
     if buckets is None:
         return [*TARGETS]
     path = ("collectives", "resnet50", "register_topk_layer")
-    return [*TARGETS, Target(path, buckets + 1)]
+    return [*TARGETS, BenchmarkTarget(path, buckets + 1)]

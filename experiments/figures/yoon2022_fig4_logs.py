@@ -20,7 +20,7 @@ from analysis.published.block_intervals import (
 )
 from analysis.published.rederived import (
     JOB_BY_GPU_AND_METHOD,
-    fit_lateness_line,
+    fit_lateness_regression,
     mean_communication_ms,
     mean_compression_ms,
 )
@@ -105,7 +105,7 @@ def _job_estimate(
 
 def _line_estimate(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
     """Return a part of the line of least squares: communication against the lateness of the last rank."""
-    return _job_estimate(lambda job: getattr(fit_lateness_line(job, loop_starts), part), selecting=True)
+    return _job_estimate(lambda job: getattr(fit_lateness_regression(job, loop_starts), part), selecting=True)
 
 
 # What the tables show of each job.
@@ -181,10 +181,10 @@ def _scatter_panel(gpu: str, method: str) -> plots.Panel:
     table = table[table["long_waits"] == 0]
     late = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy()
     wait = table["comm_mean_ms"].to_numpy()
-    starts = rederived.is_first_of_loop(table)
+    starts = rederived.loop_start_mask(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
-    slope, intercept, correlation = (part[0] for part in fit_lateness_line(job, with_loop_starts=False))
-    with_starts = fit_lateness_line(job).correlation[0]
+    slope, intercept, correlation = (part[0] for part in fit_lateness_regression(job, with_loop_starts=False))
+    with_starts = fit_lateness_regression(job).correlation[0]
     ends = np.array([0.0, right])
     small: dict[str, Any] = {"rasterized": True, "mew": 0, "linestyle": "", "label": None}
     dots = {"marker": ".", "markersize": 1.2, "alpha": 0.25}
@@ -225,10 +225,10 @@ JOB_MEASURES: dict[str, Callable[..., Estimate]] = {
         100 * (mean_compression_ms(job) / mean_compression_ms(other) - 1)
     ),
     "variance explained by lateness": lambda job: jackknife_estimate(
-        100 * fit_lateness_line(job).correlation ** 2, PERCENT
+        100 * fit_lateness_regression(job).correlation ** 2, PERCENT
     ),
     "variance left inside loops": lambda job: jackknife_estimate(
-        100 - 100 * fit_lateness_line(job, False).correlation ** 2, PERCENT
+        100 - 100 * fit_lateness_regression(job, False).correlation ** 2, PERCENT
     ),
 }
 

@@ -12,7 +12,7 @@ from analysis.published import rederived
 from analysis.published.block_intervals import combine_independent_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import (
-    fit_job_stall_line,
+    fit_job_stall_regression,
     validation_free_step_ms,
     validation_free_windows_ms,
 )
@@ -128,9 +128,9 @@ def table(frames: Frames) -> list[Table]:
     lines = [
         {
             "job": yoon2022.job_label(*name),
-            "without validation": fit_job_stall_line(job).intercept_ms,
-            "per ms of stall": fit_job_stall_line(job).slope,
-            "correlation of neighbours": fit_job_stall_line(job).correlation,
+            "without validation": fit_job_stall_regression(job).intercept_ms,
+            "per ms of stall": fit_job_stall_regression(job).slope,
+            "correlation of neighbours": fit_job_stall_regression(job).correlation,
             "windows without validation": ", ".join(map(format_number, validation_free_windows_ms(job))),
         }
         for name, job in JOB_BY_GPU_AND_METHOD.items()
@@ -157,7 +157,7 @@ def table(frames: Frames) -> list[Table]:
 
 def facts(frames: Frames) -> dict[str, object]:
     """Return what changed between the nodes, and iterations without validation, logged and on the line."""
-    correlations = [fit_job_stall_line(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
+    correlations = [fit_job_stall_regression(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
     numbers = {"least_alike": min(correlations), "most_alike": max(correlations)}
     windows = {}
     for method in LINKED:

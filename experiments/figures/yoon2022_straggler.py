@@ -56,7 +56,7 @@ def _scatter_panel(frames: Frames, method: str) -> plots.Panel:
     """Return communication against lateness in every step, with our line of least squares and theirs."""
     look = style.method_style(method)
     steps = lateness_table_of_warm_steps(frames, method)
-    line = rederived.fit_lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
+    line = rederived.fit_lateness_regression(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     right, top = steps[["late", "spent"]].quantile(INSIDE)
     ends = np.array([0.0, right])
     ours = np.polyfit(steps["late"], steps["spent"], 1)
@@ -85,7 +85,7 @@ def table(frames: Frames) -> Table:
     ]
     logged = []
     for gpu in THEIRS:
-        line = rederived.fit_lateness_line(JOB_BY_GPU_AND_METHOD[gpu, "topk"])
+        line = rederived.fit_lateness_regression(JOB_BY_GPU_AND_METHOD[gpu, "topk"])
         parts = (line.slope, line.intercept, 100 * line.correlation**2)
         name = f"{yoon2022.job_label(gpu, 'topk')}, lateness in compression, logs"
         logged.append((name, *map(jackknife_estimate, parts)))
@@ -96,13 +96,14 @@ def table(frames: Frames) -> Table:
 
 def facts(frames: Frames) -> dict[str, str]:
     """Return the line of their logs, and the scale of the axes."""
-    line = rederived.fit_lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
+    line = rederived.fit_lateness_regression(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     numbers = {"slope": line.slope[0], "intercept": line.intercept[0], "latest": 1e3 * LATEST_S}
     return {name: format_number(number) for name, number in (numbers | {"inside": 100 * INSIDE}).items()}
 
 
 def claims() -> list[Claim]:
-    published = round(float(rederived.fit_lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"]).slope[0]), 2)
+    regression = rederived.fit_lateness_regression(JOB_BY_GPU_AND_METHOD["A100", "topk"])
+    published = round(float(regression.slope[0]), 2)
     return [
         make_claim(
             "yoon2022.straggler.grows-with-lateness", communication_per_lateness, "topk", paper=published

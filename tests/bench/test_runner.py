@@ -124,10 +124,10 @@ def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
     calls = {name: lambda name=name: made.append(name) for name in "abc"}
     clock = CallTimer(torch.device("cpu"), "wall")
     times = time_calls_in_turns(
-        calls, clock, 9, prepare=lambda name: made.append("-"), warm_up=2, min_turns=3, seconds=0
+        calls, clock, 9, prepare=lambda name: made.append("-"), warm_up=2, min_turns=3, max_seconds=0
     )
-    assert [len(by_turn) for by_turn in times.wall_ms.values()] == [3, 3, 3]
-    assert [len(by_turn) for by_turn in times.cpu_ms.values()] == [3, 3, 3]
+    assert [len(by_turn) for by_turn in times.wall_ms_by_call.values()] == [3, 3, 3]
+    assert [len(by_turn) for by_turn in times.cpu_ms_by_call.values()] == [3, 3, 3]
     rounds = "".join(made)
     turns = [rounds[at : at + 6].replace("-", "") for at in range(0, len(rounds), 6)]
     assert {*map("".join, map(sorted, turns))} == {"abc"}

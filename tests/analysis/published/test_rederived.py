@@ -8,7 +8,7 @@ import pytest
 from analysis.published import rederived
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import (
-    fit_job_stall_line,
+    fit_job_stall_regression,
     settled_windows,
     validation_free_step_ms,
     validation_free_windows_ms,
@@ -35,11 +35,11 @@ def test_the_line_of_the_windows_is_that_of_least_squares(job: int) -> None:
     times, stalls = settled_windows(job)
     slope, intercept = np.polyfit(stalls, times, 1)
     without = validation_free_step_ms(job)
-    assert (without.value, fit_job_stall_line(job).slope.value) == pytest.approx((intercept, slope))
+    assert (without.value, fit_job_stall_regression(job).slope.value) == pytest.approx((intercept, slope))
     assert (without.n, without.sample_kind, without.has_enough_samples) == (138, "windows", True)
     # A stall lengthens its window by itself, and three windows have none.
     free_ms = validation_free_windows_ms(job)
     assert len(free_ms) == 3
-    for value, expected in ((fit_job_stall_line(job).slope, 1.0016), (without, free_ms.mean())):
+    for value, expected in ((fit_job_stall_regression(job).slope, 1.0016), (without, free_ms.mean())):
         low, high = interval(value)
         assert low < expected < high
