@@ -12,7 +12,7 @@ from analysis.records import locks
 from experiments.config.config import Config
 from experiments.config.machines import Container, SlurmCluster
 from experiments.launch import probe
-from experiments.launch.examination import GroupTestResult, NodeProbe
+from experiments.launch.cluster_prober import GroupTestResult, NodeProbe
 from experiments.launch.probe import NodeFacts
 from slurm import gpus
 from slurm.partition import PartitionNode

@@ -17,7 +17,7 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import requested_or_default_profile
 from experiments.config.run import Run
 from experiments.launch.attempt import checked_image_provenance, container_config
-from experiments.launch.examination import ClusterProber
+from experiments.launch.cluster_prober import ClusterProber
 from slurm import commands, environment, partition
 from sparsify.ranges import Constraint, PositiveInt, format_argument
 
@@ -44,11 +44,11 @@ def doctor(
     config = _resolve_full_node(words)
     name = config.cluster.name
     file = _find_own_file(name) if write else None
-    examination = partial(ClusterProber, config, ResultFolders(), 60 * wait_min, say)
+    make_prober = partial(ClusterProber, config, ResultFolders(), 60 * wait_min, say)
     if isinstance(config.cluster, SlurmCluster):
-        observed = _observe_cluster(config, config.cluster, examination, nodes)
+        observed = _observe_cluster(config, config.cluster, make_prober, nodes)
     else:
-        this_machine = examination()
+        this_machine = make_prober()
         probed = this_machine.probe_this_machine()
         group = this_machine.try_group_on_this_machine() if probed.has_all_facts else None
         observed = ClusterObservations(config, [probed], group, _explain_no_container(config))
@@ -84,7 +84,7 @@ def _resolve_full_node(words: Sequence[str]) -> Config:
 
 
 def _observe_cluster(
-    config: Config, cluster: SlurmCluster, examination: Callable[[], ClusterProber], max_nodes: int
+    config: Config, cluster: SlurmCluster, make_prober: Callable[[], ClusterProber], max_nodes: int
 ) -> ClusterObservations:
     """Return what probes find on the nodes of the cluster's partition, and a group of two that are well."""
     environment.set_slurm_conf_variable(cluster.slurm_conf)
@@ -100,8 +100,8 @@ def _observe_cluster(
     if len(names) > max_nodes:
         say(f"{len(names)} nodes take jobs, and {max_nodes} of them are asked; --nodes={len(names)} asks all")
     say(f"probes go to {', '.join(names[:max_nodes])}")
-    cluster_examination = examination()
-    probes = cluster_examination.probe_nodes(names[:max_nodes])
+    prober = make_prober()
+    probes = prober.probe_nodes(names[:max_nodes])
     well = [
         probe.node
         for probe in probes
@@ -110,7 +110,7 @@ def _observe_cluster(
     group = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
-        group = cluster_examination.try_group_on_nodes(well[:2])
+        group = prober.try_group_on_nodes(well[:2])
     array_size = partition.query_slurm_setting("MaxArraySize") or ""
     return ClusterObservations(
         config,

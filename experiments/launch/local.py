@@ -25,7 +25,7 @@ from experiments.launch.attempt import prepare_attempt, run_lock, wait_to_acquir
 from experiments.launch.diagnosis import POLICIES, CommandInterrupted, RunFailed, diagnose_failed_start
 from experiments.launch.fork_server import forking_starter_or_command
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
-from experiments.worker.cores import spare_core_cpus
+from experiments.worker.cores import spare_core_cpus, usable_cpus
 from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation_by_trial
 from slurm.local import LocalWorkers
 
@@ -327,7 +327,7 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
 
 def count_usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cpus()) or os.cpu_count() or 1
 
 
 def acquire_emulation_lock_or_raise() -> FileLock:

@@ -18,7 +18,7 @@ import msgspec
 from analysis.records import locks
 from analysis.records.files import write_atomic
 from experiments.worker import addresses
-from experiments.worker.cores import sibling_cpu_list
+from experiments.worker.cores import sibling_cpu_list, usable_cpus
 from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
@@ -81,7 +81,7 @@ def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) 
         closed_ports_warning=addresses.closed_ports_warning(
             range(*request.open_ports) if request.open_ports else None
         ),
-        cores=[sibling_cpu_list(cpu) for cpu in sorted(os.sched_getaffinity(0))],
+        cores=[sibling_cpu_list(cpu) for cpu in sorted(usable_cpus())],
         model_by_bus_id={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
         lock=observe_lock_of_other_process(folder / LOCK_FILE),

@@ -24,8 +24,12 @@ class WorkerCores(NamedTuple):
     @classmethod
     def from_this_process(cls, threads: int) -> WorkerCores:
         """Return the cores that the system leaves to this process; none where it does not say."""
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        return cls(platform.node(), threads, sorted({sibling_cpu_list(cpu) for cpu in cpus}))
+        return cls(platform.node(), threads, sorted({sibling_cpu_list(cpu) for cpu in usable_cpus()}))
+
+
+def usable_cpus() -> set[int]:
+    """Return the CPUs that this process may use; empty where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cpu_model() -> str:
@@ -48,7 +52,7 @@ def sibling_cpu_list(cpu: int) -> str:
 
 def all_cpus_unless_restricted() -> set[int]:
     """Return the machine's CPUs; none where this process may use only some, or can't be pinned."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
+    cpus = usable_cpus()
     return cpus if len(cpus) == os.cpu_count() else set()
 
 

@@ -16,11 +16,16 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
-from experiments.worker.cores import WorkerCores, all_cpus_unless_restricted, describe_core_shortages
+from experiments.worker.cores import (
+    WorkerCores,
+    all_cpus_unless_restricted,
+    describe_core_shortages,
+    usable_cpus,
+)
 from experiments.worker.hardware_claims import (
     LABEL_ADVICE,
     UNCHECKED,
-    WorkerGroup,
+    GroupHardware,
     WorkerHardware,
     connection_between,
     describe_mismatches,
@@ -120,7 +125,7 @@ def verify_machine_and_collect_facts(
             else [WorkerHardware(*fields) for fields in gather_json(comm, hardware, device)]
         )
         seconds = gather_json(comm, time_all_reduces(comm, device), device) if len(workers) > 1 else None
-        group = WorkerGroup(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
+        group = GroupHardware(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
         facts = {**describe_group_hardware(group), "probe_s": seconds}
         wrong = describe_mismatches(gpu, link, group)
     if wrong and config.launch.on_mismatch == "stop":
@@ -187,7 +192,7 @@ def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
     return round(2 * (len(seconds) - 1) / len(seconds) * PROBE_BYTES / transfer / 1e9, 1)
 
 
-def describe_group_hardware(group: WorkerGroup) -> dict[str, Any]:
+def describe_group_hardware(group: GroupHardware) -> dict[str, Any]:
     """Return facts about the workers' hardware for the record; links by rank, between these GPUs only."""
     workers = group.workers
     unlisted_fields = ("links", "peers", "nccl")
@@ -293,8 +298,7 @@ def time_slice_s() -> float | None:
 
 def describe_time_slice_and_cores() -> dict[str, Any]:
     """Return facts about time slices and cores, for the record."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return {"slice_s": time_slice_s(), "cores_of_a_node": len(cores) or None}
+    return {"slice_s": time_slice_s(), "cores_of_a_node": len(usable_cpus()) or None}
 
 
 def _read_scheduling() -> SchedAttr | None:

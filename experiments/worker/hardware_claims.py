@@ -32,7 +32,7 @@ class WorkerHardware(NamedTuple):
     nccl: dict[str, str]  # what the environment tells NCCL
 
 
-class WorkerGroup(NamedTuple):
+class GroupHardware(NamedTuple):
     """The hardware of all workers, by rank, and the bus bandwidth measured over all of them."""
 
     workers: list[WorkerHardware]
@@ -66,7 +66,7 @@ def is_peer_access_disabled(worker: WorkerHardware) -> bool:
     return bool(disabling & worker.nccl.items())
 
 
-def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
+def describe_mismatches(gpu: str, link: str, group: GroupHardware) -> list[str]:
     """Return a sentence for each claim that does not hold: what was asked, what there is, what to do."""
     sentences = []
     wrong = [
@@ -74,7 +74,7 @@ def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
     ]
     if wrong:
         models = sorted({worker.gpu for worker in wrong})
-        hosts = WorkerGroup(wrong, None).hosts
+        hosts = GroupHardware(wrong, None).hosts
         observation = f"{', '.join(hosts)} has {' and '.join(models)}"
         advice = f"choose another partition or constraint, correct cluster.gpu, {LABEL_ADVICE}"
         sentences.append(f"gpu={gpu} was asked for, but {observation}; {advice}")
@@ -91,7 +91,7 @@ def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
 # NVLinks that could carry twice as much as the slot, and carried no more than it can, were not used.
 
 
-def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_nvlink_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
     if not group.same_node_pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
     for a, b in group.same_node_pairs:
@@ -109,7 +109,7 @@ def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         yield f"an all-reduce ran at {rates}", "link=pcie, to let NCCL_DEBUG=INFO tell what NCCL takes"
 
 
-def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_pcie_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
     if not group.same_node_pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
     free_hosts = [
@@ -131,17 +131,17 @@ def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         yield f"an all-reduce ran at {rates}", "link=nvlink"
 
 
-def _find_ethernet_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_ethernet_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
     if len(group.hosts) == 1:
         yield f"all workers are on {group.hosts[0]}", "link=nvlink or link=pcie, fewer workers to a node"
 
 
-def _find_loopback_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_loopback_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
     if len(group.hosts) > 1:
         yield f"the workers are on {len(group.hosts)} nodes", "link=ethernet or link=nvlink"
 
 
-CHECKS_BY_LINK_KIND: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
+CHECKS_BY_LINK_KIND: dict[str, Callable[[GroupHardware], Iterator[tuple[str, str]]]] = {
     "nvlink": _find_nvlink_faults,
     "pcie": _find_pcie_faults,
     "ethernet": _find_ethernet_faults,
@@ -158,7 +158,7 @@ def link_kind(link: str) -> str | None:
     return next((kind for kind in CHECKS_BY_LINK_KIND if link.startswith(kind)), None)
 
 
-def _nvlink_component(start: WorkerHardware, group: WorkerGroup) -> list[WorkerHardware]:
+def _nvlink_component(start: WorkerHardware, group: GroupHardware) -> list[WorkerHardware]:
     """Return the workers that NVLinks join to one, also over others: in a DGX-1 many pairs have no link."""
     reached = [start]
     for worker in reached:  # grows meanwhile
@@ -175,7 +175,7 @@ def _are_joined_by_nvlink(a: WorkerHardware, b: WorkerHardware) -> bool:
     return gpus.count_nvlinks(entry) > 0 and a.peers.get(b.bus) is not False
 
 
-def _nvlink_gb_s(worker: WorkerHardware, group: WorkerGroup) -> float:
+def _nvlink_gb_s(worker: WorkerHardware, group: GroupHardware) -> float:
     """Return GB/s of the NVLinks from one GPU to those of the other workers; 0 where they are not known.
 
     NV12 to each of seven others is twelve links in all, through switches.

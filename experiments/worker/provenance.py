@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from experiments.config import code_version
-from experiments.worker.cores import cpu_model
+from experiments.worker.cores import cpu_model, usable_cpus
 from experiments.worker.hardware import gpu_bus_id
 from slurm import environment, gpus
 from sparsify.core import huge_pages
@@ -28,7 +28,7 @@ def collect_provenance(data_name: str, data_digest: str, device: torch.device) -
     return {
         "host": platform.node(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(usable_cpus()) or os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "huge_pages": huge_pages.system_setting(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,

@@ -12,8 +12,8 @@ import pytest
 from experiments.commands import doctor as command
 from experiments.commands._cluster_checks import ClusterObservations, judge_cluster
 from experiments.config import compose
-from experiments.launch import examination, probe
-from experiments.launch.examination import GroupTestResult, NodeProbe
+from experiments.launch import cluster_prober, probe
+from experiments.launch.cluster_prober import GroupTestResult, NodeProbe
 from experiments.launch.probe import NodeFacts
 from slurm import images, partition
 from slurm.partition import PartitionNode
@@ -167,7 +167,7 @@ def test_a_python_that_says_no_facts_is_named_with_its_last_words() -> None:
         "Traceback\nModuleNotFoundError: No module named 'msgspec'": "lacks a package",
         "": "fails there: it printed nothing",
     }.items():
-        assert why in examination.explain_python_failure(said, "/x/python")
+        assert why in cluster_prober.explain_python_failure(said, "/x/python")
 
 
 def test_time_limits_are_read_as_slurm_writes_them() -> None:

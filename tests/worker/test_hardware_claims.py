@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.worker.hardware_claims import WorkerGroup, WorkerHardware, describe_mismatches
+from experiments.worker.hardware_claims import GroupHardware, WorkerHardware, describe_mismatches
 from tests.config.refusals import check_parts
 from tests.slurm.gpu_nodes import A100_LINKS, APART, BRIDGED, OFF, full, v100s, workers
 
@@ -51,7 +51,7 @@ FALSE_CLAIMS: list[tuple[Claim, str]] = [
 
 def sentences(gpu: str, claim: Claim) -> list[str]:
     link, seen, measured = claim
-    return describe_mismatches(gpu, link, WorkerGroup([*seen], measured))
+    return describe_mismatches(gpu, link, GroupHardware([*seen], measured))
 
 
 def test_true_claims_pass() -> None:
