@@ -45,7 +45,7 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import format_count, format_number
 from analysis.records.frames import Frames, track_read_run_keys
 from analysis.records.steps import LAUNCHES
-from analysis.stats import ENOUGH_SAMPLES, Estimate, MixedRunsError
+from analysis.stats import ENOUGH_SAMPLES, Estimate, IncomparableRunsError
 
 ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
 NUMBER_KINDS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
@@ -259,7 +259,7 @@ def _judge_claim(
     with track_read_run_keys() as keys:
         try:
             ours = claim.compute(frames, *claim.arguments)
-        except MixedRunsError as error:
+        except IncomparableRunsError as error:
             mixture = str(error)
     evidence = ClaimEvidence.from_read_keys(frames, keys)
     times = evidence.prefer_process_runs() if claim.derived else evidence

@@ -29,8 +29,8 @@ from analysis.stats import (
     UNBOUNDED,
     Bounds,
     Estimate,
-    MixedRunsError,
-    differing_columns,
+    IncomparableRunsError,
+    differing_values_by_column,
     estimate_mean,
 )
 from analysis.tables import Table
@@ -70,7 +70,7 @@ class Comparison:
 
         Raises:
             ValueError: an unknown column or leaf, or no run that has it.
-            MixedRunsError: runs of one point differ in more than their seed.
+            IncomparableRunsError: runs of one point differ in more than their seed.
         """
         runs = self._measured(frames.runs)
         groups = dict(_group_runs(runs, self._leaf(runs, "by"), self._leaf(runs, "x")))
@@ -195,22 +195,22 @@ class Comparison:
         """Refuse runs that are no repetitions of one measurement.
 
         Raises:
-            MixedRunsError: they are none.
+            IncomparableRunsError: they are none.
         """
         more = ("steps_total",) if self.y.startswith(TRAINING_PREFIXES) else ()
-        values_by_difference = differing_columns(group, (*COLUMNS_THAT_AGREE, *more))
+        values_by_difference = differing_values_by_column(group, (*COLUMNS_THAT_AGREE, *more))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
                 settings = {format_setting(flatten(config).get(leaf)) for config in configs}
                 values_by_difference.setdefault(leaf, sorted(settings))
         for name, values in values_by_difference.items():
-            raise MixedRunsError(
+            raise IncomparableRunsError(
                 f"these runs can't share an interval: they differ in {name} ({', '.join(values)}); add "
                 f"{name}={values[0]} to the words, or take it as x or by"
             )
         if group["seed"].duplicated().any():
-            raise MixedRunsError(
+            raise IncomparableRunsError(
                 "these runs can't share an interval: some have one configuration and one seed"
             )
 
@@ -241,7 +241,7 @@ class Comparison:
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
         columns_in_common = [name for name in COLUMNS_THAT_AGREE if name not in (self.x, self.by)]
-        values_by_difference = differing_columns(runs, columns_in_common)
+        values_by_difference = differing_values_by_column(runs, columns_in_common)
         if values_by_difference:
             texts = [f"{name} ({', '.join(values)})" for name, values in values_by_difference.items()]
             notes.append(f"The points differ in {' and '.join(texts)}, too.")

@@ -48,7 +48,7 @@ COLUMNS_THAT_AGREE = (
 )  # fmt: skip
 
 
-class MixedRunsError(ValueError):
+class IncomparableRunsError(ValueError):
     """Runs that must not be compared with each other."""
 
 
@@ -189,28 +189,28 @@ def samples_per_second(frames: Frames, keys: Sequence[str]) -> Estimate | None:
     return phase_statistic(frames, keys, ("slowest",), lambda seconds: samples / seconds, POSITIVE)
 
 
-def step_time_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Estimate | None:
-    """Return the step time of `keys` over that of `baseline`, paired; above 1, `keys` are slower."""
-    return phase_time_ratio(frames, keys, baseline, "slowest")
+def step_time_ratio(frames: Frames, keys: Sequence[str], baseline_keys: Sequence[str]) -> Estimate | None:
+    """Return the step time of `keys` over that of `baseline_keys`, paired."""
+    return phase_time_ratio(frames, keys, baseline_keys, "slowest")
 
 
 @cache_by_frames
 def phase_time_ratio(
-    frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str
+    frames: Frames, keys: Sequence[str], baseline_keys: Sequence[str], phase: str
 ) -> Estimate | None:
-    """Return the time of a phase in `keys` over that in `baseline`: the geometric mean of paired ratios.
+    """Return the time of a phase in `keys` over that in `baseline_keys`: the geometric mean of paired ratios.
 
     A pair is a block of both in one group of processes, else the runs of one seed. None where it was not
     recorded, or where nothing pairs.
     """
-    return _paired_estimate(frames, keys, baseline, (phase,), lambda ours, base: ours / base, POSITIVE)
+    return _paired_estimate(frames, keys, baseline_keys, (phase,), lambda ours, base: ours / base, POSITIVE)
 
 
 def phase_seconds_difference(
-    frames: Frames, keys: Sequence[str], others: Sequence[str], phases: Sequence[str]
+    frames: Frames, keys: Sequence[str], other_keys: Sequence[str], phases: Sequence[str]
 ) -> Estimate | None:
-    """Return the seconds of `phases` in `keys` less those in `others`; paired as in `phase_time_ratio`."""
-    return _paired_estimate(frames, keys, others, phases, lambda ours, theirs: ours - theirs, UNBOUNDED)
+    """Return seconds of `phases` in `keys` less those in `other_keys`, paired as in `phase_time_ratio`."""
+    return _paired_estimate(frames, keys, other_keys, phases, lambda ours, theirs: ours - theirs, UNBOUNDED)
 
 
 def phase_statistic(
@@ -218,8 +218,8 @@ def phase_statistic(
 ) -> Estimate | None:
     """Return `statistic` of the mean seconds of `phases`, which may include `step` and `unaccounted`.
 
-    The estimate is that of the overall means, which `steps.breakdown` shows, so that parts add up to the
-    whole; the interval is that of the statistic over runs or blocks. None where a phase was not recorded.
+    The estimate is that of the overall means, those of `steps.mean_phase_seconds`, so that parts add up to
+    the whole; the interval is that of the statistic over runs or blocks. None where a phase was not recorded.
     """
     if not keys:
         return None
@@ -258,26 +258,28 @@ def final_mean(
     return estimate_mean(last.to_numpy(), POSITIVE) if is_geometric else _column_mean(last, column)
 
 
-def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Estimate | None:
-    """Return `column` at the last epoch, `keys` over `others`; paired by seed, so by initial weights."""
-    _check_comparable(frames, [*keys, *others], "steps_total")
-    ours, theirs = _paired_last_values(frames, keys, others, column)
+def final_ratio(
+    frames: Frames, keys: Sequence[str], other_keys: Sequence[str], column: str
+) -> Estimate | None:
+    """Return `column` at the last epoch, `keys` over `other_keys`; paired by seed, so by initial weights."""
+    _check_comparable(frames, [*keys, *other_keys], "steps_total")
+    ours, theirs = _paired_last_values(frames, keys, other_keys, column)
     return estimate_mean((ours / theirs).to_numpy(), POSITIVE) if len(ours) else None
 
 
 def final_difference(
-    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str, may_differ_in: str = ""
+    frames: Frames, keys: Sequence[str], other_keys: Sequence[str], column: str, may_differ_in: str = ""
 ) -> Estimate | None:
-    """Return `column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights.
+    """Return `column` at the last epoch, `keys` minus `other_keys`; paired by seed, so by initial weights.
 
     Args:
         may_differ_in: a column in which the sides may differ, where it is what is compared; within a side
             no runs may.
     """
-    for side in (keys, others) if may_differ_in else ():
+    for side in (keys, other_keys) if may_differ_in else ():
         _check_comparable(frames, side)
-    _check_comparable(frames, [*keys, *others], "steps_total", without=may_differ_in)
-    ours, theirs = _paired_last_values(frames, keys, others, column)
+    _check_comparable(frames, [*keys, *other_keys], "steps_total", without=may_differ_in)
+    ours, theirs = _paired_last_values(frames, keys, other_keys, column)
     low, high = BOUNDS_BY_COLUMN.get(column, UNBOUNDED)
     return estimate_mean((ours - theirs).to_numpy(), (low - high, high - low)) if len(ours) else None
 
@@ -299,14 +301,14 @@ def mean_curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame
 
 
 def lasting_lead_step(
-    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str
+    frames: Frames, keys: Sequence[str], other_keys: Sequence[str], column: str
 ) -> Estimate | None:
-    """Return the step from which on `column` of `keys` stays above that of `others`; paired by seed.
+    """Return the step from which on `column` of `keys` stays above that of `other_keys`; paired by seed.
 
     Infinite where one of the pairs does not stay so.
     """
     ours = _epochs_by_seed(frames, keys, column)
-    theirs = _epochs_by_seed(frames, others, column)
+    theirs = _epochs_by_seed(frames, other_keys, column)
     steps = [
         _lasting_lead_step(epochs, theirs[seed], column) for seed, epochs in ours.items() if seed in theirs
     ]
@@ -316,18 +318,18 @@ def lasting_lead_step(
 def _paired_estimate(
     frames: Frames,
     keys: Sequence[str],
-    others: Sequence[str],
+    other_keys: Sequence[str],
     phases: Sequence[str],
     compare: Callable[[Any, Any], Any],
     bounds: Bounds,
 ) -> Estimate | None:
-    if not keys or not others:
+    if not keys or not other_keys:
         return None
-    both_keys = [*keys, *others]
+    both_keys = [*keys, *other_keys]
     _check_comparable(frames, both_keys)
     by_block = has_blocks_in_every_run(frames, both_keys)
     ours = replication_units(frames, keys, by_block)
-    theirs = replication_units(frames, others, by_block)
+    theirs = replication_units(frames, other_keys, by_block)
     if not set(phases) <= set(ours.means_by_unit) & set(theirs.means_by_unit):
         return None
     sums = [side.means_by_unit[list(phases)].sum(axis="columns") for side in (ours, theirs)]
@@ -382,18 +384,20 @@ def _check_comparable(frames: Frames, keys: Sequence[str], *more: str, without: 
     """Refuse runs that differ in a column of `COLUMNS_THAT_AGREE`, but for `without`, or of `more`.
 
     Raises:
-        MixedRunsError: they differ.
+        IncomparableRunsError: they differ.
     """
     note_read_run_keys(keys)
     columns = [name for name in (*COLUMNS_THAT_AGREE, *more) if name != without]
-    for column, values in differing_columns(frames.runs[frames.runs["key"].isin(keys)], columns).items():
-        raise MixedRunsError(
+    for column, values in differing_values_by_column(
+        frames.runs[frames.runs["key"].isin(keys)], columns
+    ).items():
+        raise IncomparableRunsError(
             f"these runs can't be compared: they differ in {column} ({', '.join(values)}); "
             "measure all of them alike (--force measures again)"
         )
 
 
-def differing_columns(runs: pd.DataFrame, columns: Iterable[str]) -> dict[str, list[str]]:
+def differing_values_by_column(runs: pd.DataFrame, columns: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of the columns in which runs differ, shortened, by the names of columns."""
     runs = runs.assign(precision=used_precisions(runs))
     texts = {name: {str(value)[:12] for value in runs[name].dropna()} for name in columns if name in runs}
@@ -419,11 +423,11 @@ def _last_value_by_seed(frames: Frames, keys: Sequence[str], column: str) -> pd.
 
 
 def _paired_last_values(
-    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str
+    frames: Frames, keys: Sequence[str], other_keys: Sequence[str], column: str
 ) -> tuple[pd.Series[float], pd.Series[float]]:
     """Return `_last_value_by_seed` of both sides, of the seeds that both have."""
     ours = _last_value_by_seed(frames, keys, column)
-    theirs = _last_value_by_seed(frames, others, column)
+    theirs = _last_value_by_seed(frames, other_keys, column)
     seeds = [seed for seed in ours.index if seed in theirs.index]
     return ours[seeds], theirs[seeds]
 

@@ -17,7 +17,7 @@ from analysis.records.frames import Frames, rows_as_dicts, select_runs
 from analysis.stats import (
     PERCENT,
     Estimate,
-    MixedRunsError,
+    IncomparableRunsError,
     final_difference,
     phase_statistic,
     step_time_ratio,
@@ -170,7 +170,7 @@ def _training_sentence(cell: Frames, pair: MethodBaselinePair, published: Publis
         if gap is not None and gap.value < 0:
             side = "above"
             gap = final_difference(cell, pair.keys, pair.baseline_keys, TOP1)
-    except MixedRunsError:
+    except IncomparableRunsError:
         return ""
     if gap is None:
         return ""
@@ -184,7 +184,7 @@ def _step_time_ratio(cell: Frames, pair: MethodBaselinePair) -> Estimate | None:
     """Return the ratio of step times; None also where trainings are no timings, or where protocols differ."""
     if "group" not in cell.runs or not cell.runs["group"].notna().all() or not len(cell.steps):
         return None
-    with suppress(MixedRunsError):
+    with suppress(IncomparableRunsError):
         return step_time_ratio(cell, pair.keys, pair.baseline_keys)
     return None
 
@@ -193,7 +193,7 @@ def _selection_share(cell: Frames, keys: list[str]) -> Estimate | None:
     """Return the percent of an iteration that selecting takes; None where phases were not told apart."""
     if "select_s" not in cell.steps:
         return None
-    with suppress(MixedRunsError):
+    with suppress(IncomparableRunsError):
         return phase_statistic(
             cell, keys, ("select", "step"), lambda select, step: 100 * select / step, PERCENT
         )

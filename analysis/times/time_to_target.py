@@ -85,32 +85,41 @@ def seconds_to_target(crossings: CrossingBySeed, step_s: float) -> Estimate | No
     return latest._replace(low=earliest.low).scale_by(step_s)
 
 
-def speedup_to_target(slow: CrossingBySeed, fast: CrossingBySeed, step_ratio: Estimate) -> Estimate | None:
-    """Return the slow one's time to the target over the fast one's, paired by seed.
+def speedup_to_target(
+    slow: CrossingBySeed, fast: CrossingBySeed, step_time_ratio: Estimate
+) -> Estimate | None:
+    """Return the slower training's time to the target over the faster one's, paired by seed.
 
     It is 0 where the slow one gets there and the fast one does not, infinite the other way round; None where
     no pair has one that gets there.
 
     The interval reaches from the earliest that the slow one can have got there, by the latest of the fast
     one, to the opposite: between two validations nobody looked, and who did not get there might have after
-    the last. Both edges take the worst of `step_ratio` as well.
+    the last. Both edges take the worst of `step_time_ratio` as well.
 
     Args:
         slow: crossings of the one in the numerator.
         fast: crossings of the other one.
-        step_ratio: a step's time, the slow one's over the fast one's. Without an interval, as of simulated
-            times, the result has none.
+        step_time_ratio: a step's time, the slow one's over the fast one's. Without an interval, as of
+            simulated times, the result has none.
     """
     pairs = [(slow[seed], fast[seed]) for seed in slow if seed in fast]
-    pairs = [(long, short) for long, short in pairs if np.isfinite(min(long.first_at, short.first_at))]
+    pairs = [
+        (slower, faster) for slower, faster in pairs if np.isfinite(min(slower.first_at, faster.first_at))
+    ]
     if not pairs:
         return None
-    ratios = [long.first_at / short.first_at for long, short in pairs]
-    estimate = estimate_mean(ratios, POSITIVE).scale_by(step_ratio.value)
-    least = estimate_mean([long.last_before / short.first_at for long, short in pairs], POSITIVE).low
-    if least is None or step_ratio.low is None or step_ratio.high is None:
+    ratios = [slower.first_at / faster.first_at for slower, faster in pairs]
+    estimate = estimate_mean(ratios, POSITIVE).scale_by(step_time_ratio.value)
+    least = estimate_mean(
+        [slower.last_before / faster.first_at for slower, faster in pairs],
+        POSITIVE,
+    ).low
+    if least is None or step_time_ratio.low is None or step_time_ratio.high is None:
         return Estimate(estimate.value, n=estimate.n)
-    greatest = [long.first_at / short.last_before if short.last_before else np.inf for long, short in pairs]
+    greatest = [
+        slower.first_at / faster.last_before if faster.last_before else np.inf for slower, faster in pairs
+    ]
     most = estimate_mean(greatest, POSITIVE).high if np.isfinite(greatest).all() else np.inf
     assert most is not None, "as many pairs have an interval below"
-    return Estimate(estimate.value, least * step_ratio.low, most * step_ratio.high, estimate.n)
+    return Estimate(estimate.value, least * step_time_ratio.low, most * step_time_ratio.high, estimate.n)

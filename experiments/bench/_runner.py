@@ -62,7 +62,7 @@ class Benchmark:
     is_settled: Callable[[Sequence[Record]], bool] = is_measured_by_this_code
     draw: Callable[[Path, Path], Path] | None = None  # draws a file of records into a folder
 
-    def case_key(self, name: str, case: Record) -> str:
+    def case_digest(self, name: str, case: Record) -> str:
         """Return 16 digits of a hash of all that makes rows comparable, but for the code."""
         content = [name, self.machine.get("torch"), self.settings, case]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -106,7 +106,7 @@ class Benchmark:
         if self.header and not self.case_title:
             print(format_table_header(self.header))
         for case in self.cases:
-            key = self.case_key(name, case)
+            key = self.case_digest(name, case)
             if key in stored_rows and not force and self.is_settled(stored_rows[key]):
                 case_rows = stored_rows[key]
                 num_reused += 1

@@ -62,7 +62,7 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
         iteration_ms = measure_production_iteration_ms(run, iterations)
         folder = ResultFolders().results / "bench" / "iterations"
         stem = f"{case['task']}-{case['method']}-{case['select']}-{device.type}-{case['precision']}"
-        print(f"{profile_iteration(run, folder, stem)}\n{folder / stem}")
+        print(f"{profile_iteration_into_folder(run, folder, stem)}\n{folder / stem}")
         scale = EPOCHS * STEPS_PER_EPOCH / 6e4
         minutes = {name: round(iteration_ms[name] * scale, 3) for name in ("median", "low", "high")}
         minutes["n"] = iteration_ms["n"]
@@ -173,7 +173,7 @@ def measure_production_iteration_ms(run: RunComponents, iterations: int) -> Reco
     return summarise_median_and_range([1e3 * (end - start) / window for start, end in pairwise(ends_s)])
 
 
-def profile_iteration(run: RunComponents, folder: Path, stem: str) -> str:
+def profile_iteration_into_folder(run: RunComponents, folder: Path, stem: str) -> str:
     """Profile one iteration of all workers, write the table and the trace, and return the table."""
     is_cuda = run.settings.device.type == "cuda"
     activities = [ProfilerActivity.CPU]

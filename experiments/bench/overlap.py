@@ -134,7 +134,7 @@ def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
     setup = TrainingStepSetup(
         options.network, 0, options.density, options.bucket_mb, comm.rank, options.batch
     )
-    backward_s = measure_backward_s(comm, setup)
+    backward_s = measure_slowest_backward_s(comm, setup)
     variants = dict[str, TimedVariant]()
     rows = list[Record]()
     for name in options.rows:
@@ -169,7 +169,7 @@ def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
     )
 
 
-def measure_backward_s(comm: Comm, setup: TrainingStepSetup) -> float:
+def measure_slowest_backward_s(comm: Comm, setup: TrainingStepSetup) -> float:
     """Return the median seconds of a backward pass of the slowest worker, without averaging."""
     model, loss_of = setup.make_model_and_loss()
     losses = list[Tensor]()

@@ -13,7 +13,7 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Bounds, Estimate, MixedRunsError, estimate_mean
+from analysis.stats import POSITIVE, Bounds, Estimate, IncomparableRunsError, estimate_mean
 from experiments.figures.papers import make_claim
 
 T = TypeVar("T")
@@ -119,14 +119,14 @@ def mean_break_even_ratio(
         noun: what they are called where they can't be compared.
 
     Raises:
-        MixedRunsError: in some launch both lie outside at the same end.
+        IncomparableRunsError: in some launch both lie outside at the same end.
     """
     if not len(above.gbit_s) or not len(below.gbit_s):
         return None
     paired = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
     if any(paired.eq(end).all(axis="columns").any() for end in (BELOW_LINKS, ABOVE_LINKS)):
         places = f"{below.describe_outside()}, {above.describe_outside()}"
-        raise MixedRunsError(f"no two {noun} to compare: {places}")
+        raise IncomparableRunsError(f"no two {noun} to compare: {places}")
     return mean_ratio_over_launches(above.gbit_s_clipped_to_links, below.gbit_s_clipped_to_links)
 
 

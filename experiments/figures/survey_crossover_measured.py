@@ -19,7 +19,7 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
-from analysis.stats import Estimate, MixedRunsError, phase_time, step_time_ratio
+from analysis.stats import Estimate, IncomparableRunsError, phase_time, step_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
@@ -270,14 +270,14 @@ def break_even_prediction_error_factor(frames: Frames, task: str, batch: int, me
     """Return the factor between the measured bandwidth and the predicted one, whichever is larger.
 
     Raises:
-        MixedRunsError: in some launch there is no such bandwidth within the links.
+        IncomparableRunsError: in some launch there is no such bandwidth within the links.
     """
     measured = measured_break_even_bandwidths(frames, task, batch, method)
     predicted = predicted_break_even_gbit_s_by_launch(frames, task, batch, method)
     if not len(measured.gbit_s) or not len(predicted):
         return None
     if measured.mean_if_within_links() is None:
-        raise MixedRunsError(
+        raise IncomparableRunsError(
             f"no crossing to compare: {measured.describe_outside()}; predicted "
             f"{format_brief(float(predicted.mean()))} Gbit/s"
         )
@@ -296,7 +296,7 @@ def break_even_ratio_of_selections(
     """Return the break-even bandwidth of the faster selection over the other's, paired by launch.
 
     Raises:
-        MixedRunsError: in some launch both lie outside the links at the same end.
+        IncomparableRunsError: in some launch both lie outside the links at the same end.
     """
     slow, fast = (
         measured_break_even_bandwidths(frames, task, batch, method) for method in (slow_method, fast_method)

@@ -19,7 +19,7 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys
 from analysis.records.steps import warm_steps
-from analysis.stats import Estimate, MixedRunsError
+from analysis.stats import Estimate, IncomparableRunsError
 from analysis.tables import Table
 from analysis.times import exchange_rounds
 from analysis.times.exchange_rounds import LaunchStepSeconds
@@ -299,7 +299,7 @@ def dense_over_method_bandwidth(frames: Frames, method: str, percent: int, delay
     """Return how many times less bandwidth a method needs than averaging every step, paired by launch.
 
     Raises:
-        MixedRunsError: in some launch both bandwidths lie outside the links at the same end.
+        IncomparableRunsError: in some launch both bandwidths lie outside the links at the same end.
     """
     dense, other = (bandwidths_at_utilisation(frames, name, percent, delay_s) for name in (DENSE, method))
     return mean_break_even_ratio(dense, other, "bandwidths")
@@ -309,7 +309,7 @@ def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) 
     """Return how many times less bandwidth for a table: at least so many where one lies outside."""
     try:
         value = dense_over_method_bandwidth(frames, method, percent, delay_s)
-    except MixedRunsError:
+    except IncomparableRunsError:
         return "-"
     if value is None or all(
         bandwidths_at_utilisation(frames, name, percent, delay_s).mean_if_within_links()

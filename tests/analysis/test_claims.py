@@ -20,7 +20,7 @@ from analysis.records.attempts import load_valid_attempts
 from analysis.records.configs import flatten
 from analysis.records.frames import Frames, empty_frames, note_read_run_keys
 from analysis.records.store import Store
-from analysis.stats import Estimate, MixedRunsError
+from analysis.stats import Estimate, IncomparableRunsError
 from experiments import figures
 from experiments.config import compose
 from experiments.figures import _yoon2022 as yoon2022
@@ -198,7 +198,7 @@ def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
 
 def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None:
     def ours(frames: Frames) -> Estimate:
-        raise MixedRunsError("they differ in precision (fp32, tf32)")
+        raise IncomparableRunsError("they differ in precision (fp32, tf32)")
 
     mixed = replace(claim("ordering", 1.0, 0.0, None), compute=ours)
     assert word_and_reason(verdict(mixed)) == "not comparable (they differ in precision (fp32, tf32))"

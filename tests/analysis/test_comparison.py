@@ -11,7 +11,7 @@ import pytest
 from analysis.comparison import Comparison
 from analysis.records.frames import Frames, query_runs
 from analysis.records.store import Store
-from analysis.stats import MixedRunsError, final_difference, final_mean, step_time_ratio
+from analysis.stats import IncomparableRunsError, final_difference, final_mean, step_time_ratio
 from tests.analysis import synthetic
 from tests.conftest import there
 
@@ -81,7 +81,7 @@ def test_runs_that_differ_in_more_than_their_seed_share_no_interval(tmp_path: Pa
         store = Store(tmp_path / str(number))
         trained(store, "topk", 0)
         trained(store, "topk", 1, **changes)
-        with pytest.raises(MixedRunsError, match="differ in"):
+        with pytest.raises(IncomparableRunsError, match="differ in"):
             OVER.points(synthetic.frames_of(store))
 
 

@@ -13,7 +13,7 @@ from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds, summarize_phase_seconds, warm_step_seconds_slowest_rank
 from analysis.records.store import Store
-from analysis.stats import PERCENT, POSITIVE, UNBOUNDED, Estimate, MixedRunsError, estimate_mean
+from analysis.stats import PERCENT, POSITIVE, UNBOUNDED, Estimate, IncomparableRunsError, estimate_mean
 from tests.analysis import synthetic
 from tests.analysis.synthetic import key
 from tests.analysis.values import correlated, interval
@@ -201,9 +201,9 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
     mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
     assert stats.step_time_ratio(mixed, keys[:1], keys[:1])
     reason = column.replace("provenance.precision", "precision")
-    with pytest.raises(MixedRunsError, match=reason):
+    with pytest.raises(IncomparableRunsError, match=reason):
         stats.samples_per_second(mixed, keys)
-    with pytest.raises(MixedRunsError, match=reason):
+    with pytest.raises(IncomparableRunsError, match=reason):
         stats.step_time_ratio(mixed, keys[1:], keys[:1])
 
 
@@ -212,7 +212,7 @@ def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
     frames = synthetic.frames_with(tmp_path, *configs)
     one, other = ([key] for key in frames.runs["key"])
     for compared in (stats.final_difference, stats.final_ratio):
-        with pytest.raises(MixedRunsError, match="steps_total"):
+        with pytest.raises(IncomparableRunsError, match="steps_total"):
             compared(frames, one, other, "val_top1")
 
 
@@ -220,13 +220,13 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
     configs = (synthetic.learning_config(workers=workers) for workers in (2, 4))
     frames = synthetic.frames_with(tmp_path, *configs)
     few, many = frames.runs["key"]
-    with pytest.raises(MixedRunsError, match="workers"):
+    with pytest.raises(IncomparableRunsError, match="workers"):
         stats.final_difference(frames, [few], [many], "val_top1")
     assert (
         there(stats.final_difference(frames, [few], [many], "val_top1", may_differ_in="workers")).value == 0
     )
     for sides in (([few, many], [many]), ([few], [few, many])):
-        with pytest.raises(MixedRunsError, match="workers"):
+        with pytest.raises(IncomparableRunsError, match="workers"):
             stats.final_difference(frames, *sides, "val_top1", may_differ_in="workers")
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.records.frames import Frames, query_runs
-from analysis.stats import MixedRunsError
+from analysis.stats import IncomparableRunsError
 from experiments.figures import _links
 from experiments.figures import survey_crossover_measured as item
 from tests.conftest import there
@@ -107,7 +107,7 @@ def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
 
 def test_without_a_crossing_nothing_is_compared_and_why_is_told() -> None:
     faster = frames(lambda method, gbit_s, launch: 0.5)
-    with pytest.raises(MixedRunsError, match=r"above 1.92 Gbit/s in 3 of 3 launches; predicted 1.18"):
+    with pytest.raises(IncomparableRunsError, match=r"above 1.92 Gbit/s in 3 of 3 launches; predicted 1.18"):
         item.break_even_prediction_error_factor(faster, *CASE, "topk")
     begins = (
         "with the fused search Top-k beats overlapped dense up to a higher bandwidth than with torch.topk"

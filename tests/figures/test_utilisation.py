@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from analysis.records.frames import Frames, empty_frames
-from analysis.stats import MixedRunsError
+from analysis.stats import IncomparableRunsError
 from experiments.figures import survey_utilisation as item
 from experiments.figures._links import FOUND_GBIT_S_COLUMN
 from tests.conftest import there
@@ -97,7 +97,7 @@ def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
     assert there(item.dense_over_method_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
     with pytest.raises(
-        MixedRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
+        IncomparableRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
     ):
         item.dense_over_method_bandwidth(alone, item.DILOCO, 1, 0.0)
 
