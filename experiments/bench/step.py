@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from experiments.bench._compared_rows import AROUND_ROWS, DDP
@@ -107,7 +107,8 @@ def step(
         }  # fmt: skip
         if case["part"] == "counts":
             (report,) = run_launches(count_step_operators, 1, case["workers"], **options, ways=counted_names)
-            yield from rows_of_step_counts(report["counts"])
+            for name, numbers in report["counts"].items():  # each of DDP's buckets is one collective
+                yield {"row": name, "ddp_buckets": report["counts"][DDP]["collectives"], **numbers}
         elif case["part"] == "time":
             reports = run_launches(
                 plan_whole_steps, launches, case["workers"], case["turns"], **options, ways=timed_names
@@ -130,12 +131,6 @@ def step(
         targets=lambda result: list_targets(result) if layers == LAYERS and largest == "resnet50" else (),
         draw=STEP_PAGE.draw_device,
     )
-
-
-def rows_of_step_counts(counts: Mapping[str, Record]) -> Iterator[Record]:
-    """Yield the row of each variant, with the number of DDP's buckets, each of which is one collective."""
-    for name, numbers in counts.items():
-        yield {"row": name, "ddp_buckets": counts[DDP]["collectives"], **numbers}
 
 
 def around_search_rows(reports: Sequence[Record]) -> Iterator[Record]:
