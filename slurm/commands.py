@@ -63,14 +63,15 @@ def poll_accounting_for_ends(job_id: str, num_expected: int) -> list[AccountingE
 
 def query_accounting(*sacct_options: str) -> list[AccountingEntry]:
     """Return the entries of jobs in SLURM's accounting."""
-    fields = "--format=JobID,State,End,NodeList,JobName"
-    output = run_command("sacct", "-X", "-n", "-P", fields, *sacct_options)
+    output = run_command(
+        "sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList,JobName", *sacct_options
+    )
     entries = []
     for line in output.splitlines():
         if line.count("|") >= 4:
             job_id, state, ended_at, nodes, name = line.split("|", 4)
-            state = state.partition(" ")[0]  # "CANCELLED by 1000" is CANCELLED
-            entries.append(AccountingEntry(job_id, state, nodes, ended_at, name))
+            word = state.partition(" ")[0]  # "CANCELLED by 1000" is CANCELLED
+            entries.append(AccountingEntry(job_id, word, nodes, ended_at, name))
     return entries
 
 

@@ -112,10 +112,8 @@ def try_cancel_jobs(reports: Iterable[JobReport]) -> dict[JobReport, str]:
         try:
             commands.cancel_jobs(sorted(report_by_id), *([f"--clusters={cluster}"] if cluster else []))
         except commands.SlurmError as error:
-            submitted = [SubmittedJob(job, cluster=cluster, user=os.getuid()) for job in report_by_id]
-            for report in query_jobs(submitted).values():
-                if report.status == "queued":
-                    refusal_by_report[report_by_id[str(report.id)]] = str(error)
+            for job_id in unfinished_jobs_by_id(report_by_id, cluster):
+                refusal_by_report[report_by_id[job_id]] = str(error)
     return refusal_by_report
 
 
@@ -128,9 +126,10 @@ def query_cluster_name() -> str:
     return _cluster_settings(environment.slurm_conf_file()).name
 
 
-def unfinished_jobs_by_id(ids: Iterable[str]) -> dict[str, JobReport]:
+def unfinished_jobs_by_id(ids: Iterable[str], cluster: str | None = None) -> dict[str, JobReport]:
     """Return the user's jobs among these that have not ended, by id."""
-    reports = query_jobs(SubmittedJob(job, user=os.getuid()) for job in ids).values()
+    submitted = (SubmittedJob(job_id, cluster=cluster, user=os.getuid()) for job_id in ids)
+    reports = query_jobs(submitted).values()
     return {report.id: report for report in reports if report.status == "queued" and report.id}
 
 

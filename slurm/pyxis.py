@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from slurm import commands, images
 from slurm.images import ContainerConfig
@@ -20,7 +20,7 @@ FILE_SUFFIXES = (".sqsh", ".squashfs")
 SEPARATOR = re.compile(r"[,:\s]")  # of mounts, their parts, and enroot's own fields
 
 
-def is_pyxis(container: ContainerConfig | None) -> bool:
+def is_pyxis(container: ContainerConfig | None) -> TypeGuard[ContainerConfig]:
     """Tell whether srun makes this container."""
     return container is not None and container.runtime == RUNTIME
 

@@ -59,14 +59,13 @@ def explain_sbatch_refusal(answer: str) -> str:
     message = "; ".join(line for line in lines if line.strip())
     words = re.findall(r"\w+", message)
     fields = [*filter(None, map(remedies.field_to_change, words))]
-    refusal_fields = [
-        field for sign, field in remedies.field_by_refusal_words.items() if sign in message.lower()
-    ]
     advice = ""
-    if fields:
-        advice = f"; change {fields[0]}"
-    elif any(re.fullmatch(remedies.shared_limit_reasons, word) for word in words):
+    if not fields and any(re.fullmatch(remedies.shared_limit_reasons, word) for word in words):
         advice = "; submit again when some of the jobs under this limit have ended, or fewer at a time"
-    elif refusal_fields:
-        advice = f"; change {refusal_fields[0]}"
+    else:
+        fields += [
+            field for sign, field in remedies.field_by_refusal_words.items() if sign in message.lower()
+        ]
+        if fields:
+            advice = f"; change {fields[0]}"
     return f"SLURM refused the job: {message}{advice}"

@@ -80,7 +80,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
 
     def srun_pyxis_options(self) -> list[str]:
         """Return the options by which srun makes the containers of its tasks; none without pyxis."""
-        if self.container is None or not pyxis.is_pyxis(self.container):
+        if not pyxis.is_pyxis(self.container):
             return []
         folders = container.folders_to_mount([*map(Path, self.binds), Path(self.cwd)])
         return pyxis.srun_options(self.container, folders, Path(self.cwd))
@@ -88,9 +88,8 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     @property
     def task_python(self) -> str:
         """The Python of SLURM's tasks, each of which starts a worker."""
-        if self.container and self.container.python and pyxis.is_pyxis(self.container):
-            return self.container.python
-        return self.command[0]
+        image_python = self.container.python if pyxis.is_pyxis(self.container) else None
+        return image_python or self.command[0]
 
     def _wrap(self, words: list[str], variables: dict[str, str], for_display: bool = False) -> list[str]:
         return container.wrap_command(

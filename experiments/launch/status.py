@@ -114,7 +114,7 @@ class StatusSnapshot:
             manifest = attempt.read_checked_manifest()
         except DamagedFileError as damage:
             kind = NEWER if isinstance(damage, NewerVersionError) else DAMAGED
-            return RunStatus("failed", f"{damage.brief}; it will be measured again", kind)
+            return RunStatus("failed", f"{damage.message_without_folder}; it will be measured again", kind)
         state = manifest["state"]
         step = int(manifest.get("step") or 0)
         if state == "ok":

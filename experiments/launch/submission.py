@@ -385,7 +385,7 @@ def read_sweeps(folders: ResultFolders, say: Callable[[str], None]) -> list[Swee
         try:
             sweep = read_struct_if_there(path, Sweep)
         except DamagedFileError as damage:
-            say(f"left out {path.parent.name}: {damage.brief}")
+            say(f"left out {path.parent.name}: {damage.message_without_folder}")
         else:
             sweeps += [sweep] if sweep else []
     return sorted(sweeps, key=lambda sweep: sweep.created)

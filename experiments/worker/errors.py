@@ -53,9 +53,10 @@ class Failure(NamedTuple):
 
 def explain_failure(error: BaseException) -> Failure:
     """Return the class of a failure and a sentence for people."""
-    import_failure = explain_import_error(error) if isinstance(error, ImportError) else None
-    if import_failure:
-        return import_failure
+    if isinstance(error, ImportError):
+        failure = explain_import_error(error)
+        if failure:
+            return failure
     if isinstance(error, ValueError):
         return Failure(getattr(error, "kind", "bad_input"), str(error))
     if _is_instance(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):

@@ -106,8 +106,9 @@ def probe_link(
     round_trips_s = _fastest_seconds(comm, round_trips, effort.round_trips)
     transfers = [partial(ping_pong, comm, bulk, message, route) for route in routes]
     transfers_s = _fastest_seconds(comm, transfers, effort.transfer_repeats)
-    ring_transfers = [partial(comm.permute, bulk, ring)] * effort.transfer_repeats
-    ring_s = min(_fastest_seconds(comm, ring_transfers, rounds=1))
+    ring_s = min(
+        _fastest_seconds(comm, [partial(comm.permute, bulk, ring)] * effort.transfer_repeats, rounds=1)
+    )
     return ProbedLink(
         asked_gbit_s=to_gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[

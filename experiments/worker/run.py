@@ -144,7 +144,7 @@ def train_and_record(context: RunContext, comm: Comm) -> RunOutcome:
     config = run.config
     settings = run.settings
     path = attempt.rank_log_path(comm.rank)
-    report_progress: Callable[[int], None] = lambda step: None  # noqa: E731
+    report_progress = ignore_progress
     log = context.exit_stack.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.is_set))
     if comm.rank == 0:
         attempt.check_not_closed()
@@ -228,6 +228,10 @@ def train_and_summarize(
     return outcome._replace(diverged=diverged)
 
 
+def ignore_progress(step: int) -> None:
+    """Do nothing; rank 0 reports progress."""
+
+
 def train_variants_in_turns(
     run: RunComponents,
     comm: Comm,
@@ -263,8 +267,8 @@ def train_variants_in_turns(
         name: summarize_training(training.finish(), turns_comm, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()
     }
-    fields_by_variant = {name: outcome.manifest_fields() for name, outcome in outcomes.items()}
-    alternated = {**result._asdict(), "variants": fields_by_variant}
+    alternated = result._asdict()
+    alternated["variants"] = {name: outcome.manifest_fields() for name, outcome in outcomes.items()}
     return next(iter(outcomes.values()))._replace(alternated=alternated)
 
 

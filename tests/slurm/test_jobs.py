@@ -12,10 +12,12 @@ from slurm.jobs import JobOrigin, JobReport, SubmittedJob
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
-ME, SOMEBODY = 1000, 1001
+ME = 1000
+SOMEBODY = 1001
 FOLDER = Path("/results/sweeps/s/a0")
 JOB = SubmittedJob("12_1", "s-a0", JobOrigin(FOLDER, 1), "here", ME)
-THEIRS, NAMELESS = JOB._replace(user=SOMEBODY), JOB._replace(id=None)
+THEIRS = JOB._replace(user=SOMEBODY)
+NAMELESS = JOB._replace(id=None)
 HERE = "ClusterName             = here\nPrivateData             = none"
 PRIVATE = HERE.replace("none", "accounts,jobs,users")
 HEAD = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND\n"
