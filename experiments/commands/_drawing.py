@@ -287,7 +287,7 @@ def find_figure_records(
             say(note)
         missing = set(index.runs) - set(frames.runs["run_id"])
         if not missing:
-            attempts = filter(None, map(folders.store.find_newest_valid_of_run, index.runs))
+            attempts = folders.store.find_newest_valid(index.runs).attempts
             return FigureRecords(frames, OWN_RUNS, (*notes, *filter(None, [describe_code_changes(attempts)])))
         say(
             f"{figure.name}-{profile} is not drawn from {OWN_RUNS}: {len(missing)} of {len(index.runs)} are "

@@ -56,7 +56,7 @@ COMPUTING_S = np.geomspace(0.03, 30, 61)  # seconds of a step
 
 
 def settings_by_method(density: float, block: int) -> dict[str, RunSettings]:
-    """Return the settings of each method."""
+    """Return the settings of each method at this density, of Stable Top-K with this block."""
     settings: dict[str, RunSettings] = {name: {"method": name} for name in LOOKS}
     settings["stable_topk"] = {"method": "stable_topk", "method.block": block, "method.every": EVERY}
     return with_density_except_dense(settings, density)
@@ -72,7 +72,7 @@ def selection_timing_run(profile: str) -> Run:
 
 @cache_by_frames
 def selection_s_by_method(frames: Frames, elements: int) -> dict[str, float]:
-    """Return the seconds of selecting by method, measured without a network, scaled to so many elements."""
+    """Return the seconds of selecting by method, measured on a vector and scaled to `elements`."""
     vector = select_runs(frames, find_run_keys(frames, {"task.name": "vector"}))
     works = {method: _predicted.measured_compute_and_select(vector, method, elements) for method in LOOKS}
     return {method: work.select_s for method, work in works.items() if work is not None}
@@ -91,7 +91,7 @@ def computing_s_for_speedup(speedup: float, dense_added_s: float, method_added_s
 
 
 def oktopk_to_stable_added_time_ratio(frames: Frames, family: ModelFamily) -> Estimate | None:
-    """Return the ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
+    """Return the seconds that Ok-Topk adds to computing over those that Stable Top-K adds, at 10 Gbit/s."""
     if not {"oktopk", "stable_topk"} <= set(selection_s_by_method(frames, family.large_elements)):
         return None
     oktopk_s, stable_s = (

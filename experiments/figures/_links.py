@@ -66,7 +66,7 @@ class BreakEvenBandwidths(NamedTuple):
     def interpolate_between_links(
         cls, link_gbit_s: pd.DataFrame, ratios: pd.DataFrame
     ) -> BreakEvenBandwidths:
-        """Find the bandwidth of each launch.
+        """Return the bandwidth of each launch at which the ratio is 1.
 
         Args:
             link_gbit_s: bandwidths of the links, in Gbit/s: (launches, links).

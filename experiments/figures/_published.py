@@ -18,7 +18,7 @@ def no_runs(profile: str) -> list[Run]:
 
 
 def exact_estimate(frames: Frames, value: float, count: int) -> Estimate:
-    """Return a number that follows from so many printed values, without an error."""
+    """Return a number that follows from `count` printed values as an estimate without an error."""
     return Estimate.exact(value, count, PRINTED)
 
 

@@ -35,7 +35,7 @@ Measures = Mapping[str, tuple[RunStatistic, Bounds]]  # by the names of columns
 
 
 def training_runs_with_looks(profile: str) -> list[Run]:
-    """Return the trainings of all models and seeds."""
+    """Return the trainings of all models and seeds in which gradients are looked at."""
     batches = {"cnn_digits": 16} if profile == "smoke" else BATCHES
     method = {"method": "topk", "method.density": 0.01}
     shared = scaled_settings({**TRAINED, "workers": 2, "train.validate": "never", **method}, "looks", profile)
@@ -100,7 +100,7 @@ def rows_of_means_by_model(frames: Frames, measures: Measures) -> list[dict[str,
 
 
 def select_evenly_spaced(steps: Sequence[int], count: int = 4) -> list[int]:
-    """Return the first step, the last one and some between them."""
+    """Return `count` steps at equal distances, among them the first and the last."""
     ordered = sorted(set(steps))
     places = np.linspace(0, len(ordered) - 1, count)
     return [ordered[round(place)] for place in places] if ordered else []

@@ -41,7 +41,7 @@ class NamedTrainings:
     identifying_settings: Collection[str] | None = None
 
     def runs(self, profile: str, seeds: Sequence[int], names: Iterable[Any]) -> list[Run]:
-        """Return the runs of these trainings, all of a seed before the next seed."""
+        """Return the runs of the named trainings, all of a seed before the next seed."""
         shared = scaled_settings(TRAINED, self.item, profile)
         trainings = [self.settings_by_name[name] for name in names]
         return [Run({**shared, **settings, "seed": seed}) for seed in seeds for settings in trainings]

@@ -146,7 +146,7 @@ def measured_methods(frames: Frames, timing_mode: str = "") -> list[str]:
 
 
 def method_samples_per_s(frames: Frames, method: str, timing_mode: str = "") -> Estimate | None:
-    """Return the samples per second of all workers."""
+    """Return the samples per second of all workers with a method; None without runs."""
     return samples_per_second(frames, method_run_keys(frames, method, timing_mode))
 
 

@@ -14,6 +14,7 @@ from itertools import product
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from experiments.config.folders import ResultFolders
 from experiments.config.run import Run, RunOrWords
 from experiments.figures import papers
 from sparsify.core.spec import BrokenFile
@@ -211,9 +212,12 @@ class Figure:
             frames: of the figure's own runs and no others.
         """
         from analysis.claims import judge_claims
+        from analysis.significance import read_significance_level, word_together
         from experiments.tasks import chance_top1_percent
 
-        return judge_claims(self.claims(), frames, self.declared_scale, chance_top1_percent)
+        significance = read_significance_level(ResultFolders().shipped)
+        verdicts = judge_claims(self.claims(), frames, self.declared_scale, chance_top1_percent)
+        return [word_together(verdict, significance) for verdict in verdicts]
 
     def caption(self, frames: Frames, profile: str) -> str:
         """Return the words of the file or of the paper on the picture, else the place of the runs."""

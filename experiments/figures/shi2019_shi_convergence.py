@@ -56,7 +56,7 @@ def trained_tasks(frames: Frames) -> list[str]:
 
 
 def quality_column(task: str) -> str:
-    """Return accuracy's column; of the next word that of its loss, the logarithm of the perplexity."""
+    """Return the column that says how good a model is: accuracy, of language models the loss."""
     return "val_loss" if task.endswith("_ptb") else "val_top1"
 
 

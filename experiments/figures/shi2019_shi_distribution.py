@@ -127,7 +127,7 @@ def _outward_rise(density: np.ndarray) -> float:
 
 
 def mean_percent_within_rms(run: Frames, edge_rms: float) -> float:
-    """Return the percent of the values no further from 0 than so many RMS, the mean over steps."""
+    """Return the percent of values no further from 0 than `edge_rms` times their RMS, the mean over steps."""
     table = looks.select_looks(run, "histogram", ALL)
     width = float(np.diff(np.unique(table["x"]))[0])
     inside = table[table["x"].abs() < edge_rms]
@@ -135,7 +135,7 @@ def mean_percent_within_rms(run: Frames, edge_rms: float) -> float:
 
 
 def normal_percent_within_deviations(deviations: float) -> float:
-    """Return the percent of a normal distribution within so many standard deviations."""
+    """Return the percent of a normal distribution within this number of standard deviations."""
     return 100 * erf(deviations / sqrt(2))
 
 

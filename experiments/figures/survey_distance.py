@@ -46,7 +46,8 @@ DRAWN: Mapping[str, style.MethodStyle] = {
 BACKEND, AUTO = "backend", "auto"  # values of `collectives`
 RAISED, SYSTEM = "raised", "system"  # windows that hold what the link does, and those of the system
 FAR_S = 0.01  # from where on the model's errors are judged
-CLAIMED_DELAY_S, CLAIMED_WORKERS = 0.05, 8  # of what is claimed of an exchange
+CLAIMED_DELAY_S = 0.05  # of what is claimed of an exchange
+CLAIMED_WORKERS = 8  # likewise
 
 
 def runs(profile: str) -> list[Run]:

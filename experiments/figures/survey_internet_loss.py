@@ -138,7 +138,7 @@ def mean_step_s_by_method(frames: Frames) -> dict[MethodWithPeriod, Estimate]:
 
 
 def target_loss(frames: Frames, percent_above_dense: float = SHARE) -> float | None:
-    """Return the loss that lies so many percent above what dense ends at, the mean over its seeds."""
+    """Return the mean loss at the end of dense training plus this percentage of it; None without any."""
     keys = training_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * (1 + percent_above_dense / 100) if end else None

@@ -25,7 +25,8 @@ from experiments.figures.papers import make_claim, published_value
 TITLE = "What local steps and coded messages save, by arithmetic, beside what is published"
 FP32, BF16 = 4.0, 2.0  # bytes of an element
 FP4 = 0.5
-TOPK, TOPK_ENTRY = 0.001, 8  # density; bytes of an fp32 and of an int32
+TOPK_DENSITY = 0.001
+TOPK_ENTRY_BYTES = 8  # of an fp32 and of an int32
 SPARSELOCO: dict[str, int] = published_value("sarfi2025.message")
 CHUNK = SPARSELOCO["chunk"]  # elements
 DEMO: dict[str, int] = published_value("peng2024.message")
@@ -55,7 +56,7 @@ class ExchangeScheme(NamedTuple):
 
 
 def sparseloco_chunk_bytes(bits_per_value: int) -> float:
-    """Return the bytes of a chunk, with so many bits a value."""
+    """Return the bytes of a chunk of SparseLoCo, indices and values."""
     return SPARSELOCO["chosen"] * (SPARSELOCO["place"] + bits_per_value) / 8
 
 
@@ -74,7 +75,7 @@ SCHEMES = {
         False,
     ),
     "topk": ExchangeScheme(
-        style.MethodStyle("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK * TOPK_ENTRY, False
+        style.MethodStyle("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK_DENSITY * TOPK_ENTRY_BYTES, False
     ),
     "diloco": ExchangeScheme(style.MethodStyle("DiLoCo, fp32", "#D55E00", "", ""), FP32, True),
     "fp4": ExchangeScheme(style.MethodStyle("DiLoCo, FP4", "#D55E00", "", ""), FP4, True, "--"),
@@ -193,7 +194,7 @@ def zeropp_byte_ratio() -> float:
 
 
 def covenant_upload_s(chunk_bytes: float) -> float:
-    """Return the seconds for one message of Covenant-72B, with so many bytes a chunk."""
+    """Return the seconds in which one message of Covenant-72B is uploaded at its published uplink."""
     bits = 8 * published_value("lidin2026.elements") * chunk_bytes / CHUNK
     return float(bits / (MEGABIT * published_value("lidin2026.uplink")))
 

@@ -76,21 +76,21 @@ def run_keys_by_method(frames: Frames) -> dict[str, list[str]]:
 
 
 def target_top1_percent(frames: Frames, percent_of_dense: float = SHARE) -> float | None:
-    """Return the top-1 that is so many percent of what dense ends at."""
+    """Return this percentage of the mean top-1 at the end of dense training; None without any."""
     keys = yoon2022.method_run_keys(frames, DENSE)
     end = final_mean(frames, keys, COLUMN) if keys else None
     return end.value * percent_of_dense / 100 if end else None
 
 
 def seconds_to_top1_by_seed(frames: Frames, method: str, top1_percent: float) -> CrossingBySeed:
-    """Return the seconds of steps until a validation first shows so many percent, by seed."""
+    """Return the seconds of steps until a validation first shows this top-1, by seed."""
     return crossing_by_seed(
         frames, yoon2022.method_run_keys(frames, method), COLUMN, top1_percent, position_column="wall_s"
     )
 
 
 def speedup_to_top1(frames: Frames, slow: str, fast: str, top1_percent: float) -> Estimate | None:
-    """Return the slow method's time to so many percent over the fast one's, paired by seed."""
+    """Return the slow method's time to this top-1 over the fast one's, paired by seed."""
     slow_s, fast_s = (seconds_to_top1_by_seed(frames, method, top1_percent) for method in (slow, fast))
     return speedup_to_target(slow_s, fast_s, ONE_SECOND)
 

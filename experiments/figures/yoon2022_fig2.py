@@ -16,7 +16,8 @@ TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
 SCALE = yoon2022.TRAINING_SCALE
 published_results = yoon2022.published_results_by_method
-runs, facts = yoon2022.convergence_runs, convergence.convergence_facts
+runs = yoon2022.convergence_runs
+facts = convergence.convergence_facts
 
 
 def more_runs(profile: str) -> list[Run]:

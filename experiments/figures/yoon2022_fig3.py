@@ -16,7 +16,9 @@ COLUMN = "val_top1"
 SCALE = yoon2022.TRAINING_SCALE
 published_results = yoon2022.published_results_by_method
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
-runs, more_runs, facts = fig2.runs, fig2.more_runs, convergence.convergence_facts
+runs = fig2.runs
+more_runs = fig2.more_runs
+facts = convergence.convergence_facts
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -33,6 +33,6 @@ def claims() -> list[Claim]:
 
 
 def final_top1_above_level(frames: Frames, name: str, level: float) -> Estimate | None:
-    """Return the points by which a method's trainings end above so many percent of top-1."""
+    """Return the points of top-1 by which a method's trainings end above a level in percent."""
     end = final_mean(frames, slim.training_run_keys(frames, name), slim.COLUMN)
     return end and yoon2022.subtract_exact(end, level)

@@ -120,7 +120,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     times = []
     for name in SCHEMES:
         cases = _select_density(rows, name)
-        look, sizes = style.method_style(name), cases["P"]
+        look = style.method_style(name)
+        sizes = cases["P"]
         if cases["least"].equals(cases["most"]):
             words.append(plots.Curve(look, sizes, cases["most"], FORMULA))
         else:
