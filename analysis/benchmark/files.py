@@ -106,7 +106,7 @@ def read_entry(path: Path) -> EntryFile:
         try:
             frames = parquet.read_parquet(Path(folder), TABLES, parquet.raise_fault)
         except DamagedFileError as damage:
-            raise DamagedFileError(path, f"holds {damage.brief}") from damage
+            raise DamagedFileError(path, f"holds {damage.message_without_folder}") from damage
     return EntryFile(statement, frames, path)
 
 
@@ -131,7 +131,7 @@ def read_newest_entries(folders: list[Path], tier: str, rules_digest: str) -> Ne
         try:
             entry = read_entry(path)
         except DamagedFileError as damage:
-            notes.append(damage.brief)
+            notes.append(damage.message_without_folder)
             continue
         statement = entry.statement
         if statement.tier != tier:

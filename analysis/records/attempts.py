@@ -78,7 +78,7 @@ def load_valid_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
         try:
             data = read_attempt_logs(attempt, attempt.read_checked_manifest())
         except DamagedFileError as damage:
-            notes.append(describe_left_out(attempt, damage.brief))
+            notes.append(describe_left_out(attempt, damage.message_without_folder))
         else:
             attempts_data.append(data)
             notes += data.notes

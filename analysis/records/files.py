@@ -55,7 +55,7 @@ class DamagedFileError(ValueError):
         super().__init__(f"{path} {self.why}")
 
     @property
-    def brief(self) -> str:
+    def message_without_folder(self) -> str:
         """The sentence with the file's name alone, where its folder is named already."""
         return f"{self.path.name} {self.why}"
 

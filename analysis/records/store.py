@@ -305,7 +305,7 @@ class Attempt:
         try:
             self.read_checked_manifest(verify_digests=verify_digests)
         except DamagedFileError as damage:
-            return damage.brief
+            return damage.message_without_folder
         return None
 
     def read_checked_manifest(self, *, verify_digests: bool = False) -> dict[str, Any]:
@@ -424,7 +424,7 @@ class Store:
                         results.append(read(attempt, manifest))
                         break
                 except DamagedFileError as damage:
-                    notes.append(describe_left_out(attempt, damage.brief))
+                    notes.append(describe_left_out(attempt, damage.message_without_folder))
         return results, notes
 
     def find_newest_valid(self, run_ids: Iterable[str], *, verify_digests: bool = False) -> NewestAttempts:
@@ -444,10 +444,6 @@ class Store:
     def find_newest_valid_of_run(self, run_id: str) -> Attempt | None:
         """Return the newest valid attempt of a run, by its id; None without any."""
         return next(iter(self.find_newest_valid([run_id]).attempts), None)
-
-    def describe_damaged_newer_attempts(self, run_id: str) -> list[str]:
-        """Return a line on each damaged attempt that is newer than the newest valid one."""
-        return self.find_newest_valid([run_id]).notes
 
     def create_attempt(self, config: Mapping[str, Any]) -> Attempt:
         """Make a new, numbered attempt at this config; concurrent processes get different ones."""

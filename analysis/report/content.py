@@ -15,7 +15,7 @@ from analysis.records.frames import Frames
 # A word's sign and its tone, for readers who do not see colours and for those who do.
 GOOD, MIDDLING, BAD, PLAIN = ("✓", "good"), ("◐", "middling"), ("✗", "bad"), ("·", "plain")
 MARK_BY_WORD: dict[VerdictWord, tuple[str, str]] = {
-    "reproduced": GOOD, "same direction": GOOD, "holds": GOOD, "re-derived": GOOD,
+    "reproduced": GOOD, "same direction": GOOD, "holds": GOOD, "re-derived": GOOD, "recomputed": GOOD,
     "partly": MIDDLING, "indicated": ("○", "middling"), "inconclusive": ("?", "middling"),
     "post hoc": ("○", "middling"),
     "not reproduced": BAD, "other direction": BAD, "does not hold": BAD, "corrected": ("!", "bad"),
@@ -91,7 +91,7 @@ class ItemPage:
     paper: str = ""  # in words; empty of one's own
 
     @property
-    def alt(self) -> str:
+    def alt_text(self) -> str:
         """Description of its picture, for readers who do not see it."""
         return (
             f"{self.title}. The page of {self.stem} says how it was measured, and has its numbers as tables."

@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import msgspec
 from markupsafe import Markup, escape
 
-from analysis import verdicts
 from analysis.claims import DECISIVE, VERDICT_WORDS
 from analysis.records.files import (
     MAX_LOG_BYTES,
@@ -184,18 +183,14 @@ def write_report_pages(
             copy_regular_file(Path(file), site.folder / FILES / Path(file).name)
         if item.bibtex:
             site.write_file(f"{FILES}/{item.stem}.bib", item.bibtex)
-        judged = [(row, item.stem, "") for row in item.judged]
+        judged = [(row, item.stem) for row in item.judged]
         site.write_page("item", f"item-{item.stem}", PAGES, item=item, judged=judged)
-    rows = [(item.stem, row) for item in items for row in item.judged]
-    adjusted = [
-        (row, stem, word if word != row.word else "")
-        for (stem, row), word in zip(rows, verdicts.holm_adjusted_words(rows), strict=True)
-    ]
-    adjusted.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
-    count_by_word = Counter(row.word for _, row in rows)
+    rows = [(row, item.stem) for item in items for row in item.judged]
+    rows.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
+    count_by_word = Counter(row.word for row, _ in rows)
     counts = {word: count_by_word[word] for word in VERDICT_WORDS if count_by_word[word]}
     titles = {item.stem: item.title for item in items}
-    site.write_page("verdicts", subfolder=PAGES, counts=counts, judged=adjusted, titles=titles)
+    site.write_page("verdicts", subfolder=PAGES, counts=counts, judged=rows, titles=titles)
     labels = distinct_run_labels(runs)
     site.write_data_script("runs", run_table_columns(runs, labels))
     site.write_data_script("methods", list_settings_with_accuracy_points(runs, labels))

@@ -142,7 +142,7 @@ def label_attempts(attempts: Sequence[Attempt]) -> list[str]:
         try:
             config_by_attempt[attempt] = attempt.config
         except DamagedFileError as damage:
-            label_by_attempt[attempt] = damage.brief
+            label_by_attempt[attempt] = damage.message_without_folder
     labels = label_configs([*config_by_attempt.values()])
     label_by_attempt.update(zip(config_by_attempt, labels, strict=True))
     return [label_by_attempt[attempt] for attempt in attempts]
@@ -227,7 +227,7 @@ def read_last_lines(log: Path) -> list[str]:
     try:
         content = read_bytes(log, MAX_LOG_BYTES, follows_link=False)
     except DamagedFileError as damage:
-        return [damage.brief]
+        return [damage.message_without_folder]
     except FileNotFoundError:
         return [f"{log.name} is not there any more"]
     return content.decode(errors="replace").splitlines()[-LOG_LINES:]

@@ -358,8 +358,7 @@ def _digest(parts: object) -> str:
 def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[RunPage]:
     """Yield these runs of this machine; reading many at a time takes a fifth of the time."""
     for batch in iterate_with_progress([*batch_runs_by_log_size(folders.store, names)], "batches of runs"):
-        newest_valid = {name: folders.store.find_newest_valid_of_run(name) for name in batch}
-        valid = {name: attempt for name, attempt in newest_valid.items() if attempt}
+        valid = {attempt.run_id: attempt for attempt in folders.store.find_newest_valid(batch).attempts}
         frames, notes = load_valid_attempts(valid.values())
         pages_by_name = defaultdict[str, list[RunPage]](list)
         for run in build_run_pages(frames, THIS_MACHINE):
@@ -373,7 +372,7 @@ def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[Run
             own_notes = [note for note in notes if attempt.name in note]
             newer = status_by_attempt.get(newest_attempt)
             if name in pages_by_name:
-                own_notes += folders.store.describe_damaged_newer_attempts(name)
+                own_notes += folders.store.find_newest_valid([name]).notes
                 own_notes += ["an older attempt is done, whose numbers these are"] if newer else []
                 for run in pages_by_name[name]:  # its state is that of its newest attempt, as in `list`
                     state = newer.display_state if newer else run.state
@@ -391,10 +390,10 @@ def _unfinished_run_page(attempt: Attempt, folders: ResultFolders, status: RunSt
         config = attempt.config
         key = attempt.key
     except DamagedFileError as damage:
-        status = RunStatus("failed", status.why or damage.brief, DAMAGED)
+        status = RunStatus("failed", status.why or damage.message_without_folder, DAMAGED)
         config = {}
         key = ""
-        say(f"{attempt.name} is shown as damaged: {damage.brief}")
+        say(f"{attempt.name} is shown as damaged: {damage.message_without_folder}")
     logs = tuple(
         {"name": log.name, "lines": read_last_lines(log)} for log in find_log_files(attempt, folders)
     )

@@ -112,15 +112,15 @@ def find_unmeasured_runs(
 
     Says which attempts are damaged, and which were made with other code.
     """
-    by_id = {run_id(run.config): run for run in planned}
-    for name in by_id:
-        for fault in folders.store.describe_damaged_newer_attempts(name):
-            say(fault)
-    attempt_by_id = {name: folders.store.find_newest_valid_of_run(name) for name in by_id}
-    sentence = describe_code_changes(filter(None, attempt_by_id.values()))
+    ids = dict.fromkeys(run_id(run.config) for run in planned)
+    attempts, notes = folders.store.find_newest_valid(ids)
+    for note in notes:
+        say(note)
+    sentence = describe_code_changes(attempts)
     if sentence:
         say(sentence)
-    return [run for run in planned if attempt_by_id[run_id(run.config)] is None]
+    measured_ids = {attempt.run_id for attempt in attempts}
+    return [run for run in planned if run_id(run.config) not in measured_ids]
 
 
 def describe_code_changes(attempts: Iterable[Attempt]) -> str:

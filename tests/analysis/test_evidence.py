@@ -168,7 +168,7 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found_the_farthest_of_all() 
             "emulated link",
         )
         assert judged.link_asked_gbit_s == pytest.approx(asked)
-        assert judged.link_found_gbit_s == measured[len(measured) // 2]
+        assert judged.link_farthest_gbit_s == measured[len(measured) // 2]
 
 
 def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> None:

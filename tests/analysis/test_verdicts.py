@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from analysis import verdicts
 from analysis.claims import Claim, Verdict, VerdictWord
+from analysis.significance import (
+    holm_significance_level,
+    read_significance_level,
+    word_together,
+    write_significance_level,
+)
 from analysis.stats import Estimate
 
 THREE = Estimate(91.0, 90.0, 92.0, 3)
@@ -74,16 +83,16 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
     judged = replace(
         verdict(scale=TINY, group="cause", tolerance=4.0), horizon="so from step 5 of 9 on",
-        num_launches=6, num_occasions=2, link_asked_gbit_s=1.0, link_found_gbit_s=0.86,
-        is_rule_registered=True, chance_percent=10.0, rule_digest="a1b2",
+        num_launches=6, num_occasions=2, link_asked_gbit_s=1.0, link_farthest_gbit_s=0.86,
+        link_median_gbit_s=0.9, is_rule_registered=True, chance_percent=10.0, rule_digest="a1b2",
     )  # fmt: skip
     rows = [("fig3", judged), ("fig4", verdict("not run", None))]
     assert verdicts.verdicts_csv(rows).splitlines() == [
-        "item,id,claim,paper,ours,low,high,n,of,unit,verdict,adjusted,p_value,scale,reason,launches,occasions,"
-        "link_asked_gbit_s,link_found_gbit_s,rule,registered,chance,group",
+        "item,id,claim,paper,ours,low,high,n,of,unit,verdict,alone,p_value,scale,reason,process_groups,"
+        "occasions,link_asked_gbit_s,link_farthest_gbit_s,link_median_gbit_s,rule,registered,chance,group",
         f"fig3,,text,92.99,91,90,92,3,runs,ms,reproduced,reproduced,0.013,{TINY},why; so from step 5 of 9 on,"
-        "6,2,1,0.86,a1b2,before,10,cause",
-        "fig4,,text,92.99,,,,,,ms,not run,not run,,,why,,,,,,,,",
+        "6,2,1,0.86,0.9,a1b2,before,10,cause",
+        "fig4,,text,92.99,,,,,,ms,not run,not run,,,why,,,,,,,,,",
     ]
 
 
@@ -98,18 +107,33 @@ def ordering(half: float, word: VerdictWord = "holds") -> tuple[str, Verdict]:
     return "item", verdict(word, ours, kind="ordering", paper=None, tolerance=0.0)
 
 
-def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together() -> None:
+def words_together(*rows: tuple[str, Verdict]) -> list[VerdictWord]:
+    judged = [verdict for _, verdict in rows]
+    level = holm_significance_level(judged)
+    return [word_together(verdict, level).word for verdict in judged]
+
+
+def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together(tmp_path: Path) -> None:
     """Holm: the smallest of m p-values counts m times, the next m - 1 times."""
-    sure, near = ordering(0.05), ordering(0.99)
+    sure, near, open_one = ordering(0.05), ordering(0.99), ordering(5.0, "inconclusive")
     assert sure[1].p_value < 0.01
     assert 0.04 < near[1].p_value < 0.05
-    assert verdicts.holm_adjusted_words([near]) == ["holds"]
-    rows = [near, sure, ordering(5.0, "inconclusive")]
-    assert verdicts.holm_adjusted_words(rows) == ["holds", "holds", "inconclusive"]
-    assert verdicts.holm_adjusted_words([near, near]) == ["inconclusive", "inconclusive"]
+    assert words_together(near) == ["holds"]
+    assert words_together(near, sure) == ["holds", "holds"]
+    assert words_together(near, sure, open_one) == ["inconclusive", "holds", "inconclusive"]
+    assert words_together(near, sure, ("item", verdict("not run", None))) == ["holds", "holds", "not run"]
+    assert words_together(near, near) == ["inconclusive", "inconclusive"]
     exact = replace(sure[1], ours=Estimate.exact(1.0, 1, "counts"))
     assert exact.p_value == 0
-    assert verdicts.holm_adjusted_words([("a", exact)] * 50) == ["holds"] * 50
+    assert words_together(*[("a", exact)] * 50) == ["holds"] * 50
+    level = holm_significance_level([near[1], open_one[1]])
+    fallen = word_together(near[1], level)
+    assert (fallen.word, fallen.word_alone, fallen.p_value) == ("inconclusive", "holds", near[1].p_value)
+    assert fallen.explanation == "holds if tested alone, not with 2 claims tested together"
+    assert word_together(fallen, level) == fallen
+    assert read_significance_level(tmp_path).level == pytest.approx(0.05)
+    write_significance_level(tmp_path, level)
+    assert read_significance_level(tmp_path) == level
 
 
 def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> None:
