@@ -22,8 +22,9 @@ The rules, in the order in which they are asked:
    published number; in one `PARTLY` times as wide: *partly*; else *not reproduced*, *other direction*. A
    claim without a published number *holds* or *does not hold*, and is counted apart.
 
-What follows from the authors' own published logs (`rederived=True`) is *re-derived* in the band, and
-*corrected* outside of that of a published number. It is no measurement of ours, so rules 2 and 3 do not apply
+What follows from the authors' own published logs (`rederived=True`) is *re-derived* in the band, what follows
+from numbers that they printed is *recomputed*; outside of the band of a published number both are *corrected*.
+It is no measurement of ours, so rules 2 and 3 do not apply
 to it, and `compute` ignores the frames that it is given; the interval is over the windows that they logged.
 
 All that is asked of the records is asked of the runs that the claim reads (analysis.evidence), not of all
@@ -33,6 +34,7 @@ that its item has.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,17 +47,18 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import format_count, format_number
 from analysis.records.frames import Frames, track_read_run_keys
 from analysis.records.steps import LAUNCHES
-from analysis.stats import ENOUGH_SAMPLES, Estimate, IncomparableRunsError
+from analysis.stats import ENOUGH_SAMPLES, PRINTED, Estimate, IncomparableRunsError
 
 ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
 NUMBER_KINDS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
 # From the least favourable on: claims of one group count once, with the first of their words.
 VerdictWord = Literal[
     "not reproduced", "other direction", "does not hold", "inconclusive", "partly", "indicated", "post hoc",
-    "reproduced", "same direction", "holds", "re-derived", "corrected", "not comparable", "not run",
+    "reproduced", "same direction", "holds", "re-derived", "recomputed", "corrected",
+    "not comparable", "not run",
 ]  # fmt: skip
 VERDICT_WORDS: tuple[VerdictWord, ...] = get_args(VerdictWord)
-IN_BAND: tuple[VerdictWord, ...] = ("reproduced", "same direction", "holds", "re-derived")
+IN_BAND: tuple[VerdictWord, ...] = ("reproduced", "same direction", "holds", "re-derived", "recomputed")
 OUT_OF_BAND: tuple[VerdictWord, ...] = ("not reproduced", "other direction", "does not hold", "corrected")
 DECISIVE = (*IN_BAND, "partly", *OUT_OF_BAND)
 UNDECIDED = ("not comparable", "not run")  # the records say nothing about the claim
@@ -185,17 +188,29 @@ class Verdict:
     num_launches: int | None = None  # of a time: groups of processes that were started
     num_occasions: int | None = None  # on which they were begun
     link_asked_gbit_s: float | None = None  # Gbit/s of an emulated link
-    link_found_gbit_s: float | None = None
+    link_farthest_gbit_s: float | None = None  # found, farthest from what was asked
+    link_median_gbit_s: float | None = None  # of those found
     is_rule_registered: bool | None = None  # was the rule there before the runs? None: there are none
     chance_percent: float | None = None  # of an accuracy: percent of top-1 that guessing gives
     rule_digest: str = ""  # the digest of its rule
+    # The word if no other claim were tested, if testing all together leaves another (analysis.significance).
+    overruled_word: VerdictWord | None = None
+
+    @property
+    def word_alone(self) -> VerdictWord:
+        """The word if no other claim were tested."""
+        return self.overruled_word or self.word
 
     @property
     def p_value(self) -> float:
         """The probability of such an interval, if a limit of its band is the truth; 1 if undecided."""
-        if self.word not in DECISIVE or self.ours is None:
+        if self.word_alone not in DECISIVE or self.ours is None:
             return 1.0
-        is_wide = self.claim.is_published and self.word in ("partly", "not reproduced", "other direction")
+        is_wide = self.claim.is_published and self.word_alone in (
+            "partly",
+            "not reproduced",
+            "other direction",
+        )
         band = self.claim.partly_band() if is_wide else self.claim.band()
         return band.p_value(self.ours)
 
@@ -314,7 +329,8 @@ def _verdict_facts(claim: Claim, evidence: ClaimEvidence, chance_of_task: Chance
         "num_launches": len(evidence.launches),
         "num_occasions": evidence.num_occasions,
         "link_asked_gbit_s": evidence.link_asked_gbit_s,
-        "link_found_gbit_s": evidence.link_found_gbit_s,
+        "link_farthest_gbit_s": evidence.link_farthest_gbit_s,
+        "link_median_gbit_s": statistics.median(evidence.links_found_gbit_s or [math.nan]),
     }
 
 
@@ -360,11 +376,12 @@ def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:
     if position == "across a limit":
         return "inconclusive", reason
     is_inside = position == "inside"
+    if claim.rederived and is_inside:
+        return ("recomputed" if ours.sample_kind == PRINTED else "re-derived"), reason
     if not claim.is_published:
-        inside_word: VerdictWord = "re-derived" if claim.rederived else "holds"
-        return (inside_word if is_inside else "does not hold"), reason
+        return ("holds" if is_inside else "does not hold"), reason
     if claim.rederived:
-        return ("re-derived" if is_inside else "corrected"), reason
+        return "corrected", reason
     if not is_inside and claim.partly_band().interval_position(ours) == "inside":
         return "partly", f"the interval lies within {format_number(PARTLY)} times the tolerance"
     if claim.kind == "ordering":

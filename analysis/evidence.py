@@ -88,7 +88,7 @@ class ClaimEvidence(NamedTuple):
         return sorted(map(float, pd.to_numeric(self._column(column)).dropna()))
 
     @property
-    def link_found_gbit_s(self) -> float | None:
+    def link_farthest_gbit_s(self) -> float | None:
         """Gbit/s that was found of the link that is farthest from what was asked for."""
         asked_gbit_s = self.link_asked_gbit_s or math.nan
         return max(self.links_found_gbit_s, key=lambda gbit_s: abs(gbit_s / asked_gbit_s - 1), default=None)
@@ -101,7 +101,7 @@ class ClaimEvidence(NamedTuple):
     @property
     def is_link_off_target(self) -> bool:
         """True if a link was found that can't be called by what was asked for."""
-        asked_gbit_s, found_gbit_s = self.link_asked_gbit_s, self.link_found_gbit_s
+        asked_gbit_s, found_gbit_s = self.link_asked_gbit_s, self.link_farthest_gbit_s
         return (
             asked_gbit_s is not None
             and found_gbit_s is not None

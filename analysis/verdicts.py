@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_lowercase
-from typing import Protocol
 
 import pandas as pd
 
@@ -22,7 +21,7 @@ from analysis.claims import (
     describe_required_hardware,
 )
 from analysis.pictures.numbers import ABSENT, format_count, format_interval, format_with_unit
-from analysis.stats import CONFIDENCE, PRINTED
+from analysis.stats import PRINTED
 from analysis.tables import Table
 
 FIELD_BY_COLUMN = {"ours": "value", "low": "low", "high": "high"}
@@ -31,28 +30,23 @@ NO_VERDICTS_NOTE = (
     "Nothing here is judged: the figure draws what was measured, and the paper gives no number."
 )
 COLUMNS = (
-    "item", "id", "claim", "paper", "ours", "low", "high", "n", "of", "unit", "verdict", "adjusted",
-    "p_value", "scale", "reason", "launches", "occasions", "link_asked_gbit_s", "link_found_gbit_s", "rule",
-    "registered", "chance", "group",
+    "item", "id", "claim", "paper", "ours", "low", "high", "n", "of", "unit", "verdict", "alone",
+    "p_value", "scale", "reason", "process_groups", "occasions", "link_asked_gbit_s", "link_farthest_gbit_s",
+    "link_median_gbit_s", "rule", "registered", "chance", "group",
 )  # fmt: skip
 ItemVerdict = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
-def verdicts_table(rows: Iterable[ItemVerdict], *, shows_adjusted_words: bool = False) -> Table:
+def verdicts_table(rows: Iterable[ItemVerdict]) -> Table:
     """Return a table of verdicts: the word, the claim, both numbers.
 
     The scale is a letter, which the title explains, or `scale_letters_table` where there are several items.
-
-    Args:
-        rows: the verdicts, by their items.
-        shows_adjusted_words: also tell which word is left of those that fall when these are tested together.
     """
     rows = list(rows)
     letters = _letter_by_scale(rows)
     lines = [
         {
             "verdict": verdict.word,
-            "all together": adjusted_word if adjusted_word != verdict.word else "",
             "item": item,
             "claim": verdict.claim.text,
             "paper": paper_value_text(verdict.claim),
@@ -60,11 +54,11 @@ def verdicts_table(rows: Iterable[ItemVerdict], *, shows_adjusted_words: bool = 
             "because": verdict.explanation,
             "scale": letters.get(verdict.scale, ""),
         }
-        for (item, verdict), adjusted_word in zip(rows, holm_adjusted_words(rows), strict=True)
+        for item, verdict in rows
     ]
     are_several = len({item for item, _ in rows}) > 1
-    is_shown = {"all together": shows_adjusted_words, "item": are_several, "scale": bool(letters)}
-    columns = ("verdict", "all together", "item", "claim", "paper", "ours", "because", "scale")
+    is_shown = {"item": are_several, "scale": bool(letters)}
+    columns = ("verdict", "item", "claim", "paper", "ours", "because", "scale")
     shown_columns = [name for name in columns if is_shown.get(name, True)]
     title = ". ".join(f"{letter}: {scale}" for scale, letter in letters.items())
     return Table("" if are_several else title, pd.DataFrame(lines, columns=shown_columns))
@@ -84,35 +78,6 @@ def _letter_by_scale(rows: Iterable[ItemVerdict]) -> dict[str, str]:
         round_, letter = divmod(place, len(ascii_lowercase))
         letters[scale] = f"{ascii_lowercase[letter]}{round_ + 1 if round_ else ''}"
     return letters
-
-
-class TestedVerdict(Protocol):
-    """A verdict's word with its p-value."""
-
-    @property
-    def word(self) -> VerdictWord: ...
-
-    @property
-    def p_value(self) -> float:
-        """Probability of what the word rests on, if a limit of its band is the truth."""
-        ...
-
-
-def holm_adjusted_words(rows: Iterable[tuple[str, TestedVerdict]]) -> list[VerdictWord]:
-    """Return the word of each that remains when all are tested together (Holm 1979).
-
-    Of several that are decided, one in twenty would else be wrong. What does not remain is inconclusive.
-    """
-    verdicts = [verdict for _, verdict in rows]
-    words = [verdict.word for verdict in verdicts]
-    decided = [place for place, word in enumerate(words) if word in DECISIVE]
-    decided.sort(key=lambda place: verdicts[place].p_value)
-    survives = True
-    for rank, place in enumerate(decided):
-        survives = survives and verdicts[place].p_value * (len(decided) - rank) <= 1 - CONFIDENCE
-        if not survives:
-            words[place] = "inconclusive"
-    return words
 
 
 def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
@@ -142,10 +107,10 @@ def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
         "# What became of the papers' claims\n\n"
         "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
         "in [figures](figures), says machine, data and how each number was read; "
-        "[verdicts.csv](verdicts.csv) has the same as data. *All together*: the word that is left when all "
-        "are tested at once (Holm's correction), where that is another.\n\n"
+        "[verdicts.csv](verdicts.csv) has the same as data. Each word is what is left when all claims are "
+        "tested together (Holm's correction).\n\n"
         f"{causes_by_word_table(rows).to_markdown()}\n## Judged\n\n"
-        f"{verdicts_table(judged, shows_adjusted_words=True).to_markdown()}\n"
+        f"{verdicts_table(judged).to_markdown()}\n"
         f"### Their scales\n\n{scale_letters_table(judged).to_markdown()}\n"
         f"## Not comparable, or not run\n\n{verdicts_table(undecided).to_markdown()}\n"
         f"### The scales of these\n\n{scale_letters_table(undecided).to_markdown()}"
@@ -155,12 +120,14 @@ def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
 def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
     """Return a line for every verdict; numbers with six significant digits, and nothing where there is none.
 
-    `n` counts what the column `of` says: runs, launches, blocks; `adjusted` is the word that remains
-    when all claims are tested together; verdicts of one `group` have one cause.
+    `n` counts what the column `of` says: runs, launches, blocks; `process_groups` were started in all.
+    `alone` is the word if no other claim were tested. Of the links of an
+    emulated cluster, `link_farthest_gbit_s` is the one farthest from what was asked, `link_median_gbit_s` the
+    median. Verdicts of one `group` have one cause.
     """
     rows = list(rows)
     lines = []
-    for (item, verdict), adjusted_word in zip(rows, holm_adjusted_words(rows), strict=True):
+    for item, verdict in rows:
         claim, ours = verdict.claim, verdict.ours
         numbers = {column: getattr(ours, field, None) for column, field in FIELD_BY_COLUMN.items()}
         lines.append(
@@ -174,14 +141,15 @@ def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
                 "n": ours.n if ours else "",
                 "of": ours.sample_kind if ours else "",
                 "verdict": verdict.word,
-                "adjusted": adjusted_word,
-                "p_value": f"{verdict.p_value:.2g}" if verdict.word in DECISIVE else "",
+                "alone": verdict.word_alone,
+                "p_value": f"{verdict.p_value:.2g}" if verdict.word_alone in DECISIVE else "",
                 "scale": verdict.scale,
                 "reason": "; ".join(filter(None, (verdict.reason, verdict.horizon))),
-                "launches": verdict.num_launches,
+                "process_groups": verdict.num_launches,
                 "occasions": verdict.num_occasions,
                 "link_asked_gbit_s": _number_cell(verdict.link_asked_gbit_s),
-                "link_found_gbit_s": _number_cell(verdict.link_found_gbit_s),
+                "link_farthest_gbit_s": _number_cell(verdict.link_farthest_gbit_s),
+                "link_median_gbit_s": _number_cell(verdict.link_median_gbit_s),
                 "rule": verdict.rule_digest,
                 "registered": REGISTRATION_WORDS[verdict.is_rule_registered],
                 "chance": _number_cell(verdict.chance_percent),

@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analysis import verdicts
-from analysis.evidence import REDUCED, RULES_COLUMN
+from analysis.evidence import RULES_COLUMN
 from analysis.pictures import captions
 from analysis.records import collection, parquet
 from analysis.records.configs import run_id
@@ -19,7 +18,7 @@ from analysis.records.frames import Frames, empty_frames, merge_frames
 from analysis.records.public import drop_undrawn_rows, strip_private_provenance
 from analysis.records.schema import RunIdList
 from analysis.records.steps import add_missing_outcomes
-from analysis.report.content import MARK_BY_WORD
+from analysis.significance import holm_significance_level, write_significance_level
 from experiments import figures
 from experiments.commands._drawing import (
     find_shipped_figure_records,
@@ -27,7 +26,6 @@ from experiments.commands._drawing import (
     select_rows_by_run_id,
     write_figures_in_parallel,
 )
-from experiments.commands._findings import load_findings
 from experiments.commands._messages import iterate_with_progress
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.figure import Figure
@@ -38,7 +36,7 @@ GROUP = "results"
 SHIPPED_PROFILES = ("laptop", "paper")
 VERDICTS = "verdicts.csv"
 VERDICTS_PAGE = "verdicts.md"
-# The part of the README that the shipped records write: some verdicts, and a count of each word.
+# The part of the README that the shipped records write: a count of each word.
 README = ROOT / "README.md"
 README_BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 README_END = "<!-- end of verdicts -->"
@@ -101,6 +99,8 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     needed = {run for path in index_folder.glob("*.json") for run in read_figure_run_ids(path)}
     parquet.write_parquet(select_rows_by_run_id(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
+    judged = [verdict for _, verdict in judge_shipped_figures(folders)]
+    write_significance_level(folders.shipped, holm_significance_level(judged))
     pictures = list[tuple[Figure, str]]()
     for path in sorted(index_folder.glob("*.json")):
         prefix, _, profile = path.stem.rpartition("-")
@@ -199,29 +199,12 @@ def judge_shipped_figures(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
 
 
 def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
-    """Return a Markdown table of the verdicts behind the findings, and a sentence that counts all verdicts.
-
-    Each verdict is the one that remains when all are tested together.
-    """
-    words = verdicts.holm_adjusted_words(rows)
-    verdict_by_claim = {
-        verdict.claim.id: (word, verdict) for word, (_, verdict) in zip(words, rows, strict=True)
-    }
-    lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
-    for cited in (claim for finding in load_findings() for claim in finding.claims):
-        if cited.claim in verdict_by_claim:
-            word, verdict = verdict_by_claim[cited.claim]
-            scale = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
-            cells = (
-                f"{MARK_BY_WORD[word][0]} {word}{scale}",
-                f"[{cited.short}](results/shipped/figures/{cited.page}.md)",
-                verdicts.paper_value_text(verdict.claim),
-                verdicts.our_value_text(verdict),
-            )
-            lines.append("| " + " | ".join(cells) + " |")
-    counts = verdicts.count_causes_by_word(
-        (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
-    )
+    """Return a sentence for the README that counts all verdicts."""
+    counts = verdicts.count_causes_by_word(rows)
     counts_text = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
-    sentence = f"All {sum(counts.values())} claims, tested together, each cause counted once: {counts_text}."
-    return "\n".join(lines) + f"\n\n{textwrap.fill(sentence, README_COLUMNS)}\n"
+    fallen = sum(verdict.overruled_word is not None for _, verdict in rows)
+    sentence = (
+        f"All {sum(counts.values())} claims, tested together, each cause counted once: {counts_text}. "
+        f"{fallen} of them would be decided if they were tested alone."
+    )
+    return f"{textwrap.fill(sentence, README_COLUMNS)}\n"
