@@ -92,7 +92,7 @@ def cancel_jobs(job_ids: Sequence[str], *scancel_options: str) -> None:
 
 
 def requeue_job(job_id: str, retry_for_s: float = REQUEUE_S) -> None:
-    """Restart the job with its id; if it is the caller's own, this also ends the caller.
+    """Requeue a job, which keeps its id; if it is the caller's own, this also ends the caller.
 
     Args:
         retry_for_s: a controller that is down for a moment is asked again, for so long.
@@ -135,7 +135,7 @@ def find_down_nodes(nodes: Iterable[str]) -> set[str]:
 
 
 def find_nodes_with_slurmd_restarted_since(nodes: Iterable[str], epoch_s: float) -> set[str]:
-    """Return the nodes among these whose own daemon was started after a time, in seconds since the epoch."""
+    """Return the nodes among these whose SLURM daemon was started after a time (seconds since the epoch)."""
     restarted = set()
     for fields in query_scontrol_fields("node", ",".join(nodes)):
         try:

@@ -130,7 +130,7 @@ def image_provenance(container: ContainerConfig) -> dict[str, Any]:
 
 
 def check_container_usable_here(container: ContainerConfig) -> None:
-    """Start a process in the container, and compare its image with this machine and checkout.
+    """Check that processes start in the container, and that its image fits this machine and checkout.
 
     Raises:
         ValueError: why processes can't be started in the container, and what to do.
@@ -165,7 +165,7 @@ def check_container_usable_here(container: ContainerConfig) -> None:
 
 
 def check_container_starts(container: ContainerConfig) -> None:
-    """Start a process in the container that does nothing; needs no checkout.
+    """Check that a process starts in the container, by starting one; needs no checkout.
 
     Raises:
         ValueError: why it does not start, and what to do.

@@ -35,7 +35,7 @@ class JobOrigin(NamedTuple):
 
 
 class JobReport(NamedTuple):
-    """SLURM's words on a job. `forgotten`: its cluster does not have it any more, so it has ended."""
+    """SLURM's report on a job. `forgotten`: its cluster does not have it any more, so it has ended."""
 
     status: JobStatus
     id: str | None = None

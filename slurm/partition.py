@@ -24,7 +24,7 @@ class PartitionNode(NamedTuple):
 
 
 def list_partition_nodes(partition: str | None) -> list[PartitionNode]:
-    """Return the nodes of a partition; for None those of the partition that SLURM takes by default.
+    """Return the nodes of a partition, with their states; None: of the partition that is SLURM's default.
 
     Raises:
         SlurmError: there is no SLURM here, or no such partition.

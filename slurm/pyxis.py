@@ -26,7 +26,7 @@ def is_pyxis(container: ContainerConfig | None) -> TypeGuard[ContainerConfig]:
 
 
 def is_image_path(image: str) -> bool:
-    """Tell whether an image is a file, and not a name in a registry: pyxis takes both."""
+    """Tell whether an image is a file's path, and not a name in a registry: pyxis takes both."""
     return image.startswith(("/", ".", "~")) or image.endswith(FILE_SUFFIXES)
 
 
@@ -56,7 +56,7 @@ def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path)
 
 
 def check_pyxis_and_image(container: ContainerConfig) -> None:
-    """Check that srun knows of containers here, and that the image is there.
+    """Check that srun has pyxis here, and that the image, if it is a file, is there.
 
     Raises:
         ValueError: why not, and what to do.

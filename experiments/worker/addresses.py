@@ -17,10 +17,10 @@ KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def addresses_by_interface() -> dict[str, list[str]]:
     """Return the IPv4 addresses of each network interface that has some."""
     addresses_by_name = {
-        name: [address.address for address in listed if address.family == socket.AF_INET]
-        for name, listed in psutil.net_if_addrs().items()
+        name: [address.address for address in all_addresses if address.family == socket.AF_INET]
+        for name, all_addresses in psutil.net_if_addrs().items()
     }
-    return {name: listed for name, listed in addresses_by_name.items() if listed}
+    return {name: addresses for name, addresses in addresses_by_name.items() if addresses}
 
 
 def hostname_addresses() -> list[str]:
@@ -51,7 +51,7 @@ def list_addresses_by_preference(interface: str | None) -> list[str]:
     preferred = addresses_by_name[interface] if interface else []
     others = [
         *hostname_addresses(),
-        *(address for listed in addresses_by_name.values() for address in listed),
+        *(address for addresses in addresses_by_name.values() for address in addresses),
     ]
     reachable = [address for address in others if not address.startswith(LOOPBACK)]
     return list(dict.fromkeys([*preferred, *reachable])) or ["127.0.0.1"]
@@ -118,4 +118,4 @@ def closed_ports_warning(ports: range | None) -> str:
 
 def interface_with_address(address: str) -> str | None:
     """Return the interface of this machine that has the address; None where none has it."""
-    return next((name for name, listed in addresses_by_interface().items() if address in listed), None)
+    return next((name for name, addresses in addresses_by_interface().items() if address in addresses), None)

@@ -94,7 +94,7 @@ class RunComponents(NamedTuple):
 
     @property
     def event_recorder(self) -> Callable[[], Any] | None:
-        """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
+        """The function that records a CUDA event, to time steps without waiting; None without a GPU."""
         return record_cuda_event if self.settings.device.type == "cuda" else None
 
     def synchronize_device(self) -> None:

@@ -77,10 +77,11 @@ def _explain_missing_ports() -> str:
     from experiments.worker.addresses import ephemeral_ports
 
     ports = ephemeral_ports()
-    which = f", {ports.start}-{ports.stop - 1}" if ports else ""
+    port_range = f", {ports.start}-{ports.stop - 1}" if ports else ""
     return (
         f"{platform.node()} has too few free TCP ports: programs have taken those that the kernel gives "
-        f"(net.ipv4.ip_local_port_range{which}); end some of them, widen that range, or take fewer workers"
+        f"(net.ipv4.ip_local_port_range{port_range}); end some of them, widen that range, or take fewer "
+        "workers"
     )
 
 

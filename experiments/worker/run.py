@@ -161,14 +161,14 @@ def train_and_record(context: RunContext, comm: Comm) -> RunOutcome:
         comm.links = fitted_link_by_kind(link, "kinds")
         comm = meter = TrafficMeter(comm)
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
-    done = checkpointer.load_newest_and_cut_log()
+    num_done_steps = checkpointer.load_newest_and_cut_log()
     if comm.rank == 0:
-        attempt.mark_running(done, facts["host"], steps=run.num_steps, provenance=facts)
+        attempt.mark_running(num_done_steps, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
             outcome = train_variants_in_turns(run, comm, link, log, report_progress, stop)
         else:
-            outcome = train_and_summarize(run, comm, link, log, report_progress, checkpointer, done)
+            outcome = train_and_summarize(run, comm, link, log, report_progress, checkpointer, num_done_steps)
     finally:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.

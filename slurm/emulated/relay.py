@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 
 def ensure_relay_compiled() -> Path:
-    """Return the path of the relay's program, which is compiled now if the cache does not have it.
+    """Return the path of the relay's program, and compile it first if the cache does not have it.
 
     Raises:
         ValueError: there is no compiler, or it fails.
@@ -37,7 +37,7 @@ def ensure_relay_compiled() -> Path:
 
 
 def compile_relay(path: Path) -> None:
-    """Compile relay.cpp to this path."""
+    """Compile relay.cpp into an executable file at a path."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise ValueError(f"no compiler for its relay: none of {', '.join(COMPILERS)} is installed")

@@ -129,12 +129,12 @@ def run_ip_or_tc_batch(program: Literal["ip", "tc"], lines: Iterable[str]) -> No
 
 
 def enter_network_namespace(descriptor: int) -> None:
-    """Enter the network namespace of this descriptor."""
+    """Move this process into the network namespace of a descriptor."""
     _call_libc("setns", descriptor, CLONE_NEWNET)
 
 
 def create_and_enter_network_namespace() -> int:
-    """Enter a new network namespace, and return the descriptor that keeps it."""
+    """Move this process into a new network namespace, and return the descriptor that keeps it."""
     _call_libc("unshare", CLONE_NEWNET)
     return open_current_network_namespace()
 
