@@ -103,10 +103,10 @@ def speedup_to_target(
         step_time_ratio: a step's time, the slow one's over the fast one's. Without an interval, as of
             simulated times, the result has none.
     """
-    pairs = [(slow[seed], fast[seed]) for seed in slow if seed in fast]
     pairs = [
-        (slower, faster) for slower, faster in pairs if np.isfinite(min(slower.first_at, faster.first_at))
-    ]
+        (slow[seed], fast[seed]) for seed in slow
+        if seed in fast and np.isfinite(min(slow[seed].first_at, fast[seed].first_at))
+    ]  # fmt: skip
     if not pairs:
         return None
     ratios = [slower.first_at / faster.first_at for slower, faster in pairs]

@@ -278,7 +278,13 @@ class BenchmarkPageDrawer:
 
     def render_markdown(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
         """Return the page: the picture, the conditions, a table for each case, descriptions of the rows."""
-        rows_with_day = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
+        rows_with_day = [
+            row | {
+                "day": row["at"][:10],
+                "commit": (row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else ""),
+            }
+            for row in rows
+        ]  # fmt: skip
         ordered = sorted(rows_with_day, key=lambda row: self.row_names.index(row["row"]))
         ordered.sort(key=self.case_sort_key)
         times = {row["at"] for row in rows}
@@ -313,10 +319,6 @@ def make_cell(row: Record, source: str | Callable[[Record], Cell]) -> Cell:
     """Return the cell of a column: of a spread, the estimate."""
     value = row.get(source) if isinstance(source, str) else source(row)
     return to_estimate(value) if isinstance(value, dict) else value
-
-
-def describe_commit(row: Record) -> str:
-    return (row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "")
 
 
 def format_spread(spread: Record) -> str:

@@ -12,7 +12,6 @@ from torch import nn
 import sparsify
 from experiments.bench._launches import (
     LaunchPlan,
-    MsByVariantAndClock,
     TimedVariant,
     run_launches,
     summarise_launch_median_ratios,
@@ -83,7 +82,16 @@ def local(
         reports = run_launches(
             make_plan, launches, 1, turns * TURNS_FACTOR[part], uses_virtual_comm=True, **size
         )
-        yield from comparison_rows([report["samples_ms"] for report in reports], reports[0]["n"])
+        samples_by_launch = [report["samples_ms"] for report in reports]
+        for name, base in COMPARED_PAIRS:
+            if name in samples_by_launch[0]:
+                yield {
+                    "row": name, "beside": base, "n": reports[0]["n"],
+                    "cpu_ms": summarise_launch_medians(samples_by_launch, name),
+                    "beside_ms": summarise_launch_medians(samples_by_launch, base),
+                    "ratio": summarise_launch_median_ratios(samples_by_launch, name, base),
+                    "samples_ms": [(samples[name], samples[base]) for samples in samples_by_launch],
+                }  # fmt: skip
 
     return Benchmark(
         machine=describe_single_thread_workers("1 thread a process"),
@@ -97,19 +105,6 @@ def local(
         summarise=lambda rows: {f"{row['row']} / {row['beside']}": row["ratio"] for row in rows},
         targets=lambda result: TARGETS if is_default else (),
     )
-
-
-def comparison_rows(launches: Sequence[MsByVariantAndClock], n: int) -> Iterator[Record]:
-    """Yield a row for each pair that these launches timed."""
-    for name, base in COMPARED_PAIRS:
-        if name in launches[0]:
-            yield {
-                "row": name, "beside": base, "n": n,
-                "cpu_ms": summarise_launch_medians(launches, name),
-                "beside_ms": summarise_launch_medians(launches, base),
-                "ratio": summarise_launch_median_ratios(launches, name, base),
-                "samples_ms": [(samples[name], samples[base]) for samples in launches],
-            }  # fmt: skip
 
 
 def plan_exchanges(comm: Comm, options: Any) -> LaunchPlan:
