@@ -105,9 +105,9 @@ def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) 
     for name in commands.command_names():
         assert read_constant(commands.REGISTRY.folder / f"{name}.py", "GROUP") in commands.GROUPS, name
         assert len(commands.REGISTRY.summary(name)) > 10, name
-        assert set(meaning_by_parameter(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (
-            name
-        )
+        assert set(meaning_by_parameter(commands.REGISTRY, name)) == set(
+            commands.REGISTRY.parameters(name)
+        ), name
     refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --cfg, --force")
     refused(here("collect", "--force"), "collect has no option '--force'")
     refused(here("collect", "everything"), "everything")
