@@ -23,7 +23,7 @@ The rules, in the order in which they are asked:
    claim without a published number *holds* or *does not hold*, and is counted apart.
 
 What follows from the authors' own published logs (`rederived=True`) is *re-derived* in the band, what follows
-from numbers that they printed is *recomputed*; outside of the band of a published number both are *corrected*.
+from numbers that they printed is *recomputed*; outside the band of a published number both are *corrected*.
 It is no measurement of ours, so rules 2 and 3 do not apply
 to it, and `compute` ignores the frames that it is given; the interval is over the windows that they logged.
 
