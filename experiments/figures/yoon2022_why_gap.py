@@ -198,7 +198,7 @@ def claims() -> list[Claim]:
         name: format_number(138 * EPOCH_STEPS * horizon) for name, horizon in (("short", 1), ("long", 4))
     }
     return [
-        make_claim("yoon2022.why-gap.own-rate", topk_gain_at_tuned_rates),
+        make_claim("yoon2022.why-gap.own-rate", topk_gain_at_tuned_rates, answers=["zhang.110"]),
         make_claim("yoon2022.why-gap.momentum-before", final_top1_gap, masked, TOPK),
         make_claim("yoon2022.why-gap.masking", final_top1_gap, masked, unmasked),
         make_claim("yoon2022.why-gap.denser", final_top1_gap, TOPK._replace(density=0.1), TOPK),
