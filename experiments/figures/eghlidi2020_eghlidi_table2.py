@@ -91,6 +91,9 @@ def claims() -> list[Claim]:
         *make_claims_by_case("eghlidi2020.longer", _method_over_dense_step, slower),
         *make_claims_by_case("eghlidi2020.passes", _extra_passes_percent, sparse),
         make_claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
+        make_claim(
+            "eghlidi2020.randomk-codes-longer", yoon2022.extra_phase_ms, "randomk", "blockrandomk", CODING
+        ),
         make_claim("eghlidi2020.topk-mostly-codes", _coding_points_above_half),
     ]
 
