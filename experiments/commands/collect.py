@@ -200,11 +200,12 @@ def judge_shipped_figures(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
 
 def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     """Return a sentence for the README that counts all verdicts."""
-    counts = verdicts.count_causes_by_word(rows)
+    counts = verdicts.count_causes_by_worst_word(rows)
     counts_text = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
     fallen = sum(verdict.overruled_word is not None for _, verdict in rows)
     sentence = (
-        f"All {sum(counts.values())} claims, tested together, each cause counted once: {counts_text}. "
-        f"{fallen} of them would be decided if they were tested alone."
+        "All claims are tested together, and those that follow from one cause are counted as one. "
+        f"Of {sum(counts.values())}, these are the verdicts: {counts_text}. "
+        f"Of the inconclusive ones, {fallen} would be decided if each were tested alone."
     )
     return f"{textwrap.fill(sentence, README_COLUMNS)}\n"
