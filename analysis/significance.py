@@ -7,7 +7,7 @@ level is left that tells all significant ones from the others, so that each verd
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,12 +36,17 @@ def holm_significance_level(verdicts: Iterable[Verdict]) -> SignificanceLevel:
     tested = [
         verdict for verdict in verdicts if verdict.word_alone in (*DECISIVE, "inconclusive", "post hoc")
     ]
+    return SignificanceLevel(holm_level([verdict.p_value for verdict in tested]), len(tested))
+
+
+def holm_level(p_values: Collection[float]) -> float:
+    """Return the level that Holm's procedure leaves to these p-values."""
     level = ALPHA
-    for rank, p_value in enumerate(sorted(verdict.p_value for verdict in tested)):
-        level = ALPHA / (len(tested) - rank)
+    for rank, p_value in enumerate(sorted(p_values)):
+        level = ALPHA / (len(p_values) - rank)
         if p_value > level:
             break
-    return SignificanceLevel(level, len(tested))
+    return level
 
 
 def word_together(verdict: Verdict, significance: SignificanceLevel) -> Verdict:
