@@ -1,20 +1,16 @@
 """The benchmark's pages: static, for browsers that read them from a disk, and readable without scripts.
 
-index.html           what is compared, and every link with what became of it
-link-NAME.html       a Pareto picture, and a table for each task and number of workers
-entry-NAME.html      what a method does, its laws, settings and cells
-cells.html           all cells, to be filtered
+index.html           which link, which model, how good must it be: what is faster than dense there
+link-NAME.html       loss over time, the frontier, performance profiles, and all cells of a link
+entry-NAME.html      where a method wins and loses, what it costs, its laws and settings
 rules.html, words.html
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 import shutil
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +19,18 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from analysis import plots
-from analysis.benchmark.cells import CELL_WORDS, Cell, aggregate_column, select_and_sort_table_cells
+from analysis.benchmark.cells import BASELINE, SHARES, Cell, aggregate_column
 from analysis.benchmark.files import EntryFile
+from analysis.benchmark.pictures import draw_loss_over_time, draw_performance_profiles
+from analysis.benchmark.summaries import (
+    PROFILE_SHARES,
+    LevelSummary,
+    count_decided,
+    describe_best,
+    find_frontier,
+    summarize_level,
+    time_factors_by_entry,
+)
 from analysis.pictures import style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
 from analysis.report.pages import SOURCE_FOLDER as REPORT
@@ -35,23 +41,20 @@ TEMPLATES = SOURCE_FOLDER / "templates"
 MARKER_FILE = ".made-by-benchmark"  # without this file in it a folder is not replaced
 MARK_BY_WORD: Mapping[str, tuple[str, str]] = {
     "baseline": ("·", "plain"), "faster": ("✓", "good"), "slower": ("✗", "bad"),
-    "inconclusive": ("?", "middling"), "misses the target": ("✗", "bad"), "not timed": ("·", "plain"),
+    "slower (censored)": ("✗", "bad"), "inconclusive": ("?", "middling"), "not reached": ("…", "plain"),
+    "not timed": ("·", "plain"),
 }  # fmt: skip
-# Entries of the repository that are drawn as the methods of these names are in all figures.
-METHODS_WITH_STYLE = ("dense", "topk", "dgc", "gaussiank", "oktopk", "powersgd")
-OTHER_COLOURS = (
-    "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#332288", "#44AA99", "#999933",
-)  # fmt: skip
-OTHER_MARKERS = "^vDhX*P<>dH8"
-STEP_MS_TICKS = tuple(digit * 10**power for power in range(-1, 5) for digit in (1, 2, 5))  # ms
+PROFILE_FACTORS = (1.0, 2.0, 4.0)  # of the table beside the picture
 
 
 class LinkDescription(NamedTuple):
-    """Texts on a link, beside its cells, for its page and the front page."""
+    """Texts on a link, for its page and the front page."""
 
     name: str
+    title: str  # in words
+    found: str  # rates, behind the title
     about: str  # what was asked for, and whose it is
-    probed: str  # what probes found
+    probed: str  # what probes found, in a sentence
 
 
 class EntryClaimRow(NamedTuple):
@@ -74,14 +77,13 @@ class BenchmarkPagesContent(NamedTuple):
     """The content of the benchmark's pages: entries with their cells, and texts."""
 
     tier: str
-    version: int
+    version: int  # of the rules that measured
     entries: Sequence[EntryFile]
-    cells: Sequence[Cell]
+    cells: Sequence[Cell]  # with words that are tested together
     links: Sequence[LinkDescription]
     tasks: Sequence[TaskDescription]
     workers: Sequence[int]
     claims_by_entry: Mapping[str, Sequence[EntryClaimRow]]
-    composition_note: str  # what composing is worth, in a sentence
     rules: str  # Markdown
     notes: Sequence[str] = ()  # on what could not be shown
 
@@ -100,17 +102,21 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / MARKER_FILE).touch()
-    for asset in (REPORT / "assets" / "report.css", TEMPLATES / "benchmark.css", TEMPLATES / "cells.js"):
+    for asset in (REPORT / "assets" / "report.css", TEMPLATES / "benchmark.css"):
         shutil.copy(asset, folder)
-    titles = {"cells": "All cells", "rules": "Rules", "words": "Words"}
     navigation = [
-        *(NavigationLink(f"link-{link.name}", f"link-{link.name}.html", link.name) for link in content.links),
-        *(NavigationLink(page, f"{page}.html", title) for page, title in titles.items()),
+        *(
+            NavigationLink(f"link-{link.name}", f"link-{link.name}.html", link.title)
+            for link in content.links
+        ),
+        NavigationLink("rules", "rules.html", "Rules"),
+        NavigationLink("words", "words.html", "Words"),
     ]
-    filters = {
+    filters: dict[str, Callable[..., str]] = {
         "value": format_with_interval,
-        "brief": lambda value: "" if value is None else format_brief(value),
+        "brief": lambda value, digits=3: "" if value is None else format_brief(value, digits),
         "number": format_number,
+        "percent": lambda share: f"{100 * share:.0f} %",
     }
     site = StaticSite(
         folder,
@@ -118,31 +124,41 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
         "Benchmark",
         navigation,
         filters,
-        title_suffix=f" \N{MIDDLE DOT} Benchmark v{content.version}, tier {content.tier}",
+        title_suffix=f" \N{MIDDLE DOT} Benchmark, tier {content.tier}",
         marks=MARK_BY_WORD,
         content=content,
-        words=CELL_WORDS,
+        shares=SHARES,
+        link_titles={link.name: f"{link.title}{link.found}" for link in content.links},
     )
     for link in content.links:
         _write_link_page(site, content, link)
     for entry in content.entries:
         _write_entry_page(site, content, entry)
-    site.write_page("cells", cells=_sort_cells(content.cells))
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     site.write_page("rules", text=Markup(markdown.render(_strip_links(content.rules))))
     meanings: list[tuple[str, str]] = msgspec.yaml.decode((SOURCE_FOLDER / "words.yaml").read_bytes())
     site.write_page("words", meanings=meanings)
-    counts: dict[str, dict[str, int]] = {}
+    choices = [("all", "All models together", _choices(content, content.cells))]
+    for task in content.tasks:
+        own = [cell for cell in content.cells if cell.task == task.name]
+        choices.append((task.name, task.about, _choices(content, own)))
+    sentences = {link.name: _describe_link(_cells_of_link(content, link)) for link in content.links}
+    return site.write_page("index", choices=choices, sentences=sentences)
+
+
+def _choices(
+    content: BenchmarkPagesContent, cells: Sequence[Cell]
+) -> list[tuple[LinkDescription, list[list[LevelSummary] | None]]]:
+    """Return what is faster than the baseline by link and level; None where no task has the level."""
+    rows = []
     for link in content.links:
-        words = Counter(cell.word for cell in content.cells if cell.link == link.name)
-        counts[link.name] = {word: words[word] for word in CELL_WORDS if words[word]}
-    best = {
-        entry.statement.name: Counter(
-            cell.word for cell in content.cells if cell.entry == entry.statement.name
-        )
-        for entry in content.entries
-    }
-    return site.write_page("index", counts=counts, best=best)
+        own = [cell for cell in cells if cell.link == link.name]
+        columns = [
+            summarize_level(own, share) if any(cell.level(share) for cell in own) else None
+            for share in SHARES
+        ]
+        rows.append((link, columns))
+    return rows
 
 
 def _strip_links(rules: str) -> str:
@@ -150,37 +166,79 @@ def _strip_links(rules: str) -> str:
     return re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", re.sub(r"<a [^>]*></a>\s*", "", rules))
 
 
-def _sort_cells(cells: Sequence[Cell]) -> list[Cell]:
-    return sorted(cells, key=lambda cell: (cell.link, cell.task, cell.workers, cell.word != "baseline"))
+def _cells_of_link(content: BenchmarkPagesContent, link: LinkDescription) -> list[Cell]:
+    return [cell for cell in content.cells if cell.link == link.name]
+
+
+def _describe_link(cells: Sequence[Cell]) -> str:
+    decided, total = count_decided(cells)
+    return f"{describe_best(cells)} {decided} of {total} cells have a decision at some level."
 
 
 def _write_link_page(site: StaticSite, content: BenchmarkPagesContent, link: LinkDescription) -> None:
-    """Write a link's page and picture."""
-    cells = [cell for cell in content.cells if cell.link == link.name]
-    timed = [cell for cell in cells if cell.step_ms and cell.loss]
-    page = f"link-{link.name}"
+    """Write a link's page and pictures."""
+    cells = _cells_of_link(content, link)
+    timed = [cell for cell in cells if cell.step_ms]
     if timed:
-        figure = draw_pareto_figure(timed, [task.name for task in content.tasks], content.workers)
-        style.save_png_pdf_svg(figure, site.folder, page)
-        for kind in ("png", "pdf"):
-            (site.folder / f"{page}.{kind}").unlink()
+        tasks = [task.name for task in content.tasks]
+        _save_svg(site, f"link-{link.name}", draw_loss_over_time(timed, tasks, content.workers))
+        _save_svg(site, f"profile-{link.name}", draw_performance_profiles(timed))
     tables = []
     for task in content.tasks:
         for workers in content.workers:
-            rows = select_and_sort_table_cells(cells, task.name, workers, link.name)
+            rows = [cell for cell in cells if (cell.task, cell.workers) == (task.name, workers)]
             if rows:
-                tables.append((task, workers, rows))
-    site.write_page("link", page, link=link, tables=tables, pictured=bool(timed))
+                tables.append((task, workers, sort_by_speedup(rows), find_frontier(rows)))
+    profiles: dict[str, list[str]] = {cell.entry: [] for cell in timed}
+    for share in PROFILE_SHARES:
+        factors = time_factors_by_entry(timed, share)
+        for entry, counts in profiles.items():
+            own = factors.get(entry, [])
+            for limit in PROFILE_FACTORS:
+                counts.append(f"{sum(factor <= limit for factor in own)} of {len(own)}")
+    site.write_page(
+        "link",
+        f"link-{link.name}",
+        link=link,
+        sentence=_describe_link(cells),
+        tables=tables,
+        pictured=bool(timed),
+        profiles=profiles,
+        profile_columns=[(share, limit) for share in PROFILE_SHARES for limit in PROFILE_FACTORS],
+    )
+
+
+def _save_svg(site: StaticSite, name: str, figure: plots.Figure) -> None:
+    style.save_png_pdf_svg(figure, site.folder, name)
+    for kind in ("png", "pdf"):
+        (site.folder / f"{name}.{kind}").unlink()
+
+
+def sort_by_speedup(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of one table: the baseline first, then by speedup at the highest levels."""
+
+    def rank(cell: Cell) -> list[float]:
+        speedups = [-level.speedup.value if level.speedup else 0.0 for level in reversed(cell.levels)]
+        return [float(cell.entry != BASELINE), *speedups]
+
+    return sorted(cells, key=rank)
 
 
 def _write_entry_page(site: StaticSite, content: BenchmarkPagesContent, entry: EntryFile) -> None:
     """Write an entry's card."""
     statement = entry.statement
+    cells = [cell for cell in content.cells if cell.entry == statement.name]
+    words = {link.name: {share: list[str]() for share in SHARES} for link in content.links}
+    for cell in cells:
+        for level in cell.levels:
+            words[cell.link][level.share].append(level.word)
     site.write_page(
         "entry",
         f"entry-{statement.name}",
         statement=statement,
-        cells=_sort_cells([cell for cell in content.cells if cell.entry == statement.name]),
+        words=words,
+        tables=[(link, [cell for cell in cells if cell.link == link.name]) for link in content.links],
+        code_lines=sum(bool(line.strip()) for line in statement.code.splitlines()),
         facts={name: _task_facts(entry, name) for name in statement.tasks},
         tried_rates={name: _tried_rates_text(entry, name) for name in statement.tasks},
         claims=content.claims_by_entry.get(statement.name, ()),
@@ -215,61 +273,3 @@ def _tried_rates_text(entry: EntryFile, task: str) -> str:
     ends = {float(rates.min()): "lowest", float(rates.max()): "highest"}
     at_end = f"; it is the {ends[statement.lr]} of them" if statement.lr in ends else ""
     return f"{format_number(rates.min())} to {format_number(rates.max())}{at_end}"
-
-
-def entry_method_style(name: str, place: int) -> style.MethodStyle:
-    """Return an entry's style: the method's in all figures, else one by its place among other entries."""
-    if name in METHODS_WITH_STYLE:
-        return style.method_style(name)._replace(label=name)
-    return style.MethodStyle(
-        name, OTHER_COLOURS[place % len(OTHER_COLOURS)], OTHER_MARKERS[place % len(OTHER_MARKERS)], ""
-    )
-
-
-def draw_pareto_figure(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) -> plots.Figure:
-    """Return a picture of a link: loss at the end of the budget against the mean step.
-
-    A line joins the entries than which no other is better in both.
-    """
-    places = itertools.count()
-    names = dict.fromkeys(cell.entry for cell in cells)
-    styles = {
-        name: entry_method_style(name, 0 if name in METHODS_WITH_STYLE else next(places)) for name in names
-    }
-    panels = []
-    for size in workers:
-        for task in tasks:
-            shown = [cell for cell in cells if (cell.task, cell.workers) == (task, size)]
-            panels.append(_pareto_panel(shown, styles, f"{task}, {size} workers"))
-    return plots.compose_figure(
-        panels, 2.2 * len(workers) + 1.0, num_rows=len(workers), ylabel="Loss at the end of the budget (nats)"
-    )
-
-
-@plots.panel_maker
-def _pareto_panel(
-    axes: plots.Axes, /, cells: Sequence[Cell], styles: Mapping[str, style.MethodStyle], title: str
-) -> None:
-    points = [(cell.step_ms.value, cell.loss.value, cell) for cell in cells if cell.step_ms and cell.loss]
-    front = list[tuple[float, float]]()
-    for x, y, _ in sorted(points, key=lambda point: point[:2]):
-        if y < (front[-1][1] if front else math.inf):
-            front.append((x, y))
-    if front:
-        axes.plot(*zip(*front, strict=True), color="#BBBBBB", linewidth=0.8, zorder=0)
-    for x, y, cell in points:
-        look = styles[cell.entry]
-        face = look.colour if cell.word != "misses the target" else "none"
-        axes.plot([x], [y], look.marker, color=look.colour, markerfacecolor=face, ms=4.5, label=look.label)
-    if cells:
-        axes.axhline(cells[0].target, **plots.REFERENCE_LINE)
-    axes.set(title=title, xscale="log", xlabel="Mean step (ms)")
-    if not points:
-        axes.set_xticks([])
-        axes.set_xticks([], minor=True)
-        axes.text(0.5, 0.5, "not timed", ha="center", transform=axes.transAxes)
-        return
-    low, high = axes.get_xlim()
-    ticks = [tick for tick in STEP_MS_TICKS if low <= tick <= high]
-    axes.set_xticks(ticks, labels=[format_number(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)

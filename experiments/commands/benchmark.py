@@ -4,37 +4,29 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from analysis.benchmark import site
-from analysis.benchmark.agreement import compare_measurements
-from analysis.benchmark.cells import Cell, ComposedTimeCheck, compare_composed_times, evaluate_entry
+from analysis.benchmark.cells import Cell, decide_together, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_newest_entries
-from analysis.pictures import captions
+from analysis.benchmark.summaries import compare_measurements
 from analysis.pictures.numbers import format_brief
 from analysis.tables import Table
 from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
 from experiments.config import choices
 from experiments.config.folders import ROOT, ResultFolders
-from experiments.figures.benchmark.entering import baseline, by_todays_rules, targets_of
+from experiments.figures.benchmark.entering import baseline, by_todays_rules
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import OWN, digest, rules
+from experiments.figures.benchmark.rules import OWN, digest, floors_by_task, rules
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
-AGREEMENT_COLUMNS = {  # of `compare_measurements`: the title and the unit of each
-    "link": ("link", ""),
-    "num_cells": ("cells", ""),
-    "num_cells_at_target": ("that reach the target", ""),
-    "time_to_target_tau": ("Kendall's time_to_target_tau", ""),
-    "reached_time_to_target_tau": ("of those that reach it", ""),
-    "step_time_tau": ("of steps", ""),
-    "speedup_containment": ("times as soon contain each other", "%"),
-    "same_word_share": ("same word", "%"),
-    "step_containment": ("step ratios of all contain each other", "%"),
-    "expected_containment": ("and of one distribution", "%"),
+LINK_TITLES = {
+    "ethernet_10g": "10 Gbit/s Ethernet",
+    "ethernet_1g": "1 Gbit/s Ethernet",
+    "internet_100m_50ms": "100 Mbit/s, 50 ms one way",
+    "internet_110_500m_50ms": "110 Mbit/s up, 500 down, 50 ms one way",
+    OWN: "The cluster's own link",
 }
 
 
@@ -45,8 +37,8 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
 
     Args:
         profile: the tier; entries of two tiers are never in one table.
-        against: a folder with files of another day's entries; then no pages are written, but the agreement of
-            both days is shown.
+        against: a folder with files of another day's entries; then no pages are written, but how many words
+            of both days are the same is shown.
     """
     tier = rules().tier(profile)
     folders = ResultFolders()
@@ -57,45 +49,26 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
             f"`python -m experiments enter {BASELINE} profile={profile}` makes it"
         )
-    for note in notes:
-        say(note)
-    targets = targets_of(profile, base)
-    cells = list[Cell]()
-    for entry in [*entries]:
-        try:
-            cells += evaluate_entry(entry, base, targets)
-        except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody's file may say anything
-            entries.remove(entry)
-            notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
+    cells = evaluate_entries(entries, base, notes)
     if against is not None:
-        other_entries, notes = read_newest_entries([Path(against)], profile, digest(profile))
-        for note in notes:
-            say(note)
-        other_cells = [cell for entry in other_entries for cell in evaluate_entry(entry, base, targets)]
+        other_entries, other_notes = read_newest_entries([Path(against)], profile, digest(profile))
+        other_cells = evaluate_entries(other_entries, base, other_notes)
         if not other_cells:
             raise ValueError(f"{against} has no entries of tier {profile}")
-        print_table(make_agreement_table(cells, other_cells))
+        rows = [row._asdict() for row in compare_measurements(cells, other_cells)]
+        print_table(Table.from_rows("Two measurements", rows))
         return 0
     with (folders.shipped / "verdicts.csv").open(newline="") as file:
         verdict_by_claim = {row["id"]: row for row in csv.DictReader(file)}
-    composed_times = [time for entry in entries for time in compare_composed_times(entry, cells)]
     content = site.BenchmarkPagesContent(
         profile,
         rules().version,
         entries,
         cells,
-        [
-            site.LinkDescription(
-                name,
-                "The cluster's own link." if name == OWN else choices.describe_option("link", name),
-                _describe_link(cells, name),
-            )
-            for name in tier.links
-        ],
+        [_describe_link(cells, name) for name in tier.links],
         [site.TaskDescription(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {entry.statement.name: [*_claim_rows(entry, verdict_by_claim)] for entry in entries},
-        _describe_composing(composed_times),
         RULES.read_text(),
         notes,
     )
@@ -103,45 +76,42 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     return 0
 
 
-def make_agreement_table(cells: Sequence[Cell], other_cells: Sequence[Cell]) -> Table:
-    """Return a table of the agreement of two measurements, by link."""
-    rows = [
-        {
-            title: 100 * getattr(row, name) if unit == "%" else getattr(row, name)
-            for name, (title, unit) in AGREEMENT_COLUMNS.items()
-        }
-        for row in compare_measurements(cells, other_cells)
-    ]
-    units = {title: unit for title, unit in AGREEMENT_COLUMNS.values() if unit}
-    return Table.from_rows("Two measurements", rows, units)
+def evaluate_entries(entries: list[EntryFile], base: EntryFile, notes: list[str]) -> list[Cell]:
+    """Return the cells of all entries, tested together; take out and note an entry that is damaged."""
+    floors = floors_by_task(base.statement.tier)
+    cells = list[Cell]()
+    for entry in [*entries]:
+        try:
+            cells += evaluate_entry(entry, base, floors)
+        except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody's file may say anything
+            entries.remove(entry)
+            notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
+    for note in notes:
+        say(note)
+    return decide_together(cells)
 
 
-def _describe_composing(composed_times: Sequence[ComposedTimeCheck]) -> str:
-    """Return the errors of composed times, by the trainings that were made in real time as a whole."""
-    if not composed_times:
-        return ""
-    errors = captions.join_with_and(
-        f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, "
-        f"{time.link}: {format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
-        for time in composed_times
+def _describe_link(cells: Sequence[Cell], link: str) -> site.LinkDescription:
+    """Return the texts on a link, with the rates and delays that probes found in all launches."""
+    timed = [cell for cell in cells if cell.link == link and cell.launches]
+    rates = [cell.gbit_s for cell in timed if cell.gbit_s is not None]
+    delays = sorted(cell.delay_ms for cell in timed if cell.delay_ms is not None)
+    found = (
+        " to ".join(dict.fromkeys(format_brief(rate, 2) for rate in (min(rates), max(rates))))
+        if rates
+        else ""
     )
-    return f"Times are composed. Trainings in real time as a whole were off by {errors}."
-
-
-def _describe_link(cells: Sequence[Cell], link: str) -> str:
-    """Return the rates and delays of a link that probes found in all launches."""
-    rows = pd.DataFrame([cell for cell in cells if cell.link == link])
-    if not len(rows) or not rows["launches"].any():
-        return "Not measured yet."
-    if rows["simulated"].any():
-        return "Simulated: times of exchanges are a model's."
-    if rows["gbit_s"].isna().all():
-        return ""
-    limits = [format_brief(rows["gbit_s"].min()), format_brief(rows["gbit_s"].max())]
-    delays = rows["delay_ms"].dropna()
-    delay = f"; {format_brief(delays.median())} ms one way, found alone" if len(delays) else ""
-    rate = " to ".join(dict.fromkeys(limits))
-    return f"Found while all workers send: {rate} Gbit/s a node{delay}."
+    probed = f"Found while all workers send: {found} Gbit/s a node" if rates else ""
+    if delays:
+        probed += f"; {format_brief(delays[len(delays) // 2], 2)} ms one way, found alone"
+    probed += "." if probed else ""
+    if not timed:
+        probed = "Not measured yet."
+    elif any(cell.simulated for cell in timed):
+        probed = "Simulated: times of exchanges are a model's."
+    about = "" if link == OWN else choices.describe_option("link", link)
+    title = LINK_TITLES.get(link, link)
+    return site.LinkDescription(link, title, f", {found} Gbit/s found" if rates else "", about, probed)
 
 
 def _claim_rows(

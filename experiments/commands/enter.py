@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.benchmark.cells import BASELINE, Cell, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_entry
 from analysis.benchmark.statement import EntryStatement
-from analysis.pictures.numbers import format_brief, format_count, format_with_interval
+from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._arguments import Entries
@@ -35,13 +35,12 @@ from experiments.figures.benchmark.entering import (
     file_of,
     pack,
     statement,
-    targets_of,
     timed,
 )
 from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
 from experiments.figures.benchmark.held import held as held_runs
 from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
-from experiments.figures.benchmark.rules import AT, rules
+from experiments.figures.benchmark.rules import AT, floors_by_task, rules
 from experiments.launch.backends import execute_runs
 from experiments.launch.local import count_usable_cores, emulation_request
 from experiments.prediction.run_durations import DurationModel, Machine
@@ -107,7 +106,7 @@ def enter(
             return 0
         if base_file is None and BASELINE not in entries:
             raise ValueError(
-                f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
+                f"the baseline has no entry of tier {tier} here, and levels are its: enter it first, "
                 f"`enter {BASELINE} profile={tier}`"
             )
         carry_out_all_stages(entries, base_file, stages, without_times=train)
@@ -347,10 +346,10 @@ def _execute(runs: Sequence[PlannedRun], folders: ResultFolders, name: str, word
 
 
 def _print_cells(entries: Sequence[EntryFile], base: EntryFile) -> None:
-    """Print the first cells of each entry."""
-    targets = targets_of(base.statement.tier, base)
+    """Print the first cells of each entry, with words that are tested alone."""
+    floors = floors_by_task(base.statement.tier)
     for entry_file in entries:
-        cells = evaluate_entry(entry_file, base, targets)
+        cells = evaluate_entry(entry_file, base, floors)
         for cell in cells[:MAX_SHOWN_CELLS]:
             print(f"  {describe_cell(cell)}")
         if len(cells) > MAX_SHOWN_CELLS:
@@ -358,13 +357,13 @@ def _print_cells(entries: Sequence[EntryFile], base: EntryFile) -> None:
 
 
 def describe_cell(cell: Cell) -> str:
-    """Return a cell of the benchmark in a line."""
-    text = f"{cell.entry} on {cell.task}, {cell.workers} workers, {cell.link}: {cell.word}"
-    if cell.speedup and cell.word != "misses the target":
-        text += f": {format_with_interval(cell.speedup)} times as soon as {BASELINE}"
-    if cell.seeds_at_target < cell.seeds:
-        text += f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)"
-    return text
+    """Return a cell of the benchmark in a line: a word for each level."""
+    levels = (
+        f"{100 * level.share:.0f} % {level.word}"
+        + (f" {format_brief(level.speedup.value)}" if level.speedup and level.speedup.value else "")
+        for level in cell.levels
+    )
+    return f"{cell.entry} on {cell.task}, {cell.workers} workers, {cell.link}: {', '.join(levels)}"
 
 
 def _describe_plan(

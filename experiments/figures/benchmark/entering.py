@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_loss_by_task_and_workers
+from analysis.benchmark.cells import BASELINE, LOSS_COLUMN
 from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_newest_entries, write_public_entry
 from analysis.benchmark.statement import (
     EntryStatement,
@@ -242,12 +242,6 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
         for of_links in (*own.launches.values(), *own.baseline.values()):
             for keys in of_links.values():
                 yield from keys
-
-
-def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
-    """Return the targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
-    derived, fixed = target_loss_by_task_and_workers(base, rules().share), rules().tier(tier).tasks
-    return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
 def by_todays_rules(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:

@@ -16,6 +16,7 @@ from sparsify.ranges import describe_unknown
 
 OWN, AT = "own", "@"
 FILE = Path(__file__).with_name("v1.yaml")
+FLOORS = Path(__file__).with_name("floors.yaml")
 
 
 class FrozenTask(Struct, frozen=True):
@@ -25,7 +26,7 @@ class FrozenTask(Struct, frozen=True):
     lr: float  # which the rates of trials multiply
     held_out: int  # examples of the training set on which trials are validated, and of the test set later
     settings: Mapping[str, Any]
-    # The target by number of workers: dense's loss at `share` of its budget, the highest of its seeds.
+    # Of version 1, and of no score any more: dense's loss at `share` of its budget, by number of workers.
     targets: Mapping[int, float] = {}
 
 
@@ -149,3 +150,11 @@ def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings
 def over(tier: Tier, link: str) -> RunSettings:
     """Return the settings of a run that is timed over a link."""
     return {**tier.links[link], **({} if link == OWN else {"link": link})}
+
+
+def floors_by_task(tier: str) -> dict[str, float]:
+    """Return the losses that need no network, by task; tasks without one on record are left out."""
+    floors: dict[str, float] = yaml.decode(FLOORS.read_bytes())
+    tasks = rules().tier(tier).tasks
+    names = {name: task.settings["task"] for name, task in tasks.items()}
+    return {name: floors[setting] for name, setting in names.items() if setting in floors}

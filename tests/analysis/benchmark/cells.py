@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from analysis.benchmark.cells import Cell, CellWord
+from analysis.benchmark.cells import Cell, LevelScore, LevelWord
 from analysis.stats import Estimate
-
-IN_MINUTES, RATIO = Estimate(2.0, 1.8, 2.2, 5), Estimate(2.0, 1.9, 2.1, 5)
 
 
 def cell(
@@ -13,14 +11,13 @@ def cell(
     task: str = "gpt-ptb",
     workers: int = 4,
     link: str = "internet_100m_50ms",
-    word: CellWord = "faster",
-    minutes: Estimate | None = IN_MINUTES,
-    step_ratio: Estimate | None = RATIO,
+    word: LevelWord = "faster",
+    share: float = 0.5,
+    minutes: float = 2.0,
 ) -> Cell:
-    """Return a cell of a table, by default of a measured entry."""
+    """Return a cell of a table, by default of a measured entry, with one level."""
+    level = LevelScore(share, 2.0, word, word, Estimate(1.9, 1.6, 2.2, 5), minutes)
     return Cell(
-        entry, task, workers, link, word, Estimate(1.9, 1.6, 2.2, 5), minutes,
-        Estimate(200.0, 190.0, 210.0, 5),
-        step_ratio, 5, 5, 5, 2.0, Estimate(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
-        ("2026-11-27", "2026-11-27"), "a processor",
+        entry, task, workers, link, [level], [(30.0, 2.5), (60.0, 1.9)], Estimate(200.0, 190.0, 210.0, 5),
+        5, 5, 0.099, 50.6, False, ("2026-11-27", "2026-11-27"), "a processor",
     )  # fmt: skip

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from analysis.benchmark.cells import BASELINE
 from analysis.benchmark.files import EntryFile, read_newest_entries
+from experiments.commands.benchmark import evaluate_entries
 from experiments.config.folders import ResultFolders
 from experiments.figures.benchmark.entries import shipped
 from experiments.figures.benchmark.held import ENTRIES
@@ -33,3 +35,9 @@ def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence
                 assert {*of_links} == {*rules().tier(TIER).links}
                 assert {len(keys) for keys in of_links.values()} == {len(rules().launches)}
                 assert {key for keys in of_links.values() for key in keys} <= runs
+
+
+def test_cells_have_decisions_at_some_levels(entered: list[EntryFile]) -> None:
+    base, *others = sorted(entered, key=lambda each: each.statement.name != BASELINE)
+    words = {level.word for cell in evaluate_entries([base, *others[-2:]], base, []) for level in cell.levels}
+    assert {"baseline", "faster", "slower (censored)", "inconclusive", "not reached"} <= words

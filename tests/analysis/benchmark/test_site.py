@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import CELL_WORDS, Cell, select_and_sort_table_cells
+from analysis.benchmark.cells import LEVEL_WORDS, Cell
 from analysis.benchmark.files import EntryFile
 from analysis.benchmark.statement import EntryStatement, EntryTaskStatement, LawResult, TuningTrial
 from analysis.records.frames import empty_frames
-from analysis.stats import Estimate
 from tests.analysis.benchmark.cells import cell
 
 EVIL = "<script>alert(1)</script>"
@@ -37,14 +35,14 @@ def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> EntryFi
 def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.BenchmarkPagesContent:
     return site.BenchmarkPagesContent(
         "laptop", 1, [entered(name) for name in names], cells,
-        [site.LinkDescription("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
+        [site.LinkDescription("internet_100m_50ms", "100 Mbit/s", ", 0.099 found", "A long link.", "Found.")],
         [site.TaskDescription("gpt-ptb", "a task")], [4],
         {"topk": [site.EntryClaimRow("a claim", "4.67", "1.2", "holds")]},
-        "Trainings in real time were off by 3 %.", "# Rules\n\n1. **One** rule", ["a note"],
+        "# Rules\n\n1. **One** rule", ["a note"],
     )  # fmt: skip
 
 
-DENSE = replace(cell("dense", word="baseline"), speedup=None)
+DENSE = cell("dense", word="baseline")
 
 
 def written(folder: Path, shown: site.BenchmarkPagesContent) -> dict[str, str]:
@@ -61,30 +59,27 @@ def test_every_page_is_there_and_every_link_leads_to_one_and_texts_are_escaped(t
     )
     pages = written(tmp_path, shown)
     assert {*pages} == {
-        "index.html", "cells.html", "rules.html", "words.html", "link-internet_100m_50ms.html",
+        "index.html", "rules.html", "words.html", "link-internet_100m_50ms.html",
         "entry-dense.html", "entry-topk.html",
     }  # fmt: skip
     for name, text in pages.items():
         assert "<script>alert" not in text
+        assert "Exploratory." in text
         for address in re.findall(r'(?:href|src)="([^"#]+?)(?:#[^"]*)?"', text):
             assert address.startswith("data:") or (tmp_path / "site" / address).is_file(), (name, address)
         assert {*re.findall(r'href="#([^"]+)"', text)} <= {*re.findall(r'id="([^"]+)"', text)}, name
     assert "<td>2</td>" in pages["rules.html"]
 
 
-def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path) -> None:
-    cells = [
-        DENSE, cell("a", word="slower"), cell("b", word="inconclusive"),
-        replace(cell("c", word="misses the target"), minutes=None),
-        replace(cell("d", word="not timed"), step_ms=None, speedup=None, minutes=None),
-    ]  # fmt: skip
+def test_every_word_is_shown_with_its_level_and_explained(tmp_path: Path) -> None:
+    cells = [DENSE, *(cell(f"entry-{number}", word=word) for number, word in enumerate(LEVEL_WORDS[1:]))]
     pages = written(tmp_path, content(cells, [each.entry for each in cells]))
-    for each in cells:
-        for text in (f"entry-{each.entry}.html", f"</span> {each.word}</span>", each.dates[0], "∞"):
-            assert text in pages["cells.html"]
-    assert [word for word in CELL_WORDS if f"<dt>{word}</dt>" not in pages["words.html"]] == [], (
-        "are explained"
-    )
+    for word in LEVEL_WORDS[1:]:
+        assert f"</span> {word}</span>" in pages["link-internet_100m_50ms.html"]
+        assert f"<dt>{word}</dt>" in pages["words.html"]
+    assert "faster in 1 of 1" in pages["index.html"]
+    assert "100 Mbit/s, 0.099 found" in pages["index.html"]
+    assert "✓</span> faster in 1" in pages["entry-entry-0.html"]
 
 
 def test_a_best_rate_at_the_end_of_those_tried_is_told(tmp_path: Path) -> None:
@@ -98,12 +93,3 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "site" / "thesis.tex").touch()
     with pytest.raises(ValueError, match="no benchmark was written there"):
         written(tmp_path, content([DENSE]))
-
-
-def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
-    slower = replace(cell("b", word="slower"), speedup=Estimate(0.5))
-    missed = replace(cell("a", word="misses the target"), speedup=Estimate(9.0))
-    ordered = select_and_sort_table_cells(
-        [missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms"
-    )
-    assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]

@@ -6,11 +6,8 @@ import math
 
 import pytest
 
-from analysis.benchmark.cells import BASELINE, target_loss_by_task_and_workers
-from analysis.benchmark.files import read_entry
 from experiments.config import choices
-from experiments.config.folders import ResultFolders
-from experiments.figures.benchmark.rules import OWN, digest, rules
+from experiments.figures.benchmark.rules import OWN, floors_by_task, rules
 
 
 def test_tiers_have_links_and_workers_that_there_are() -> None:
@@ -20,10 +17,6 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
         rules().tier("labtop")
 
 
-def test_targets_are_the_shipped_baseline_s_rounded_up() -> None:
-    base = read_entry(ResultFolders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
-    assert base.statement.rules == digest("laptop")
-    found = target_loss_by_task_and_workers(base, rules().share)
-    for name, task in rules().tier("laptop").tasks.items():
-        up = {workers: math.ceil(1e4 * loss) / 1e4 for workers, loss in found[name].items()}
-        assert task.targets == pytest.approx(up)
+def test_floors_are_of_tasks_that_there_are() -> None:
+    assert {*floors_by_task("laptop")} == {*rules().tier("laptop").tasks}
+    assert floors_by_task("gpu") == {"cnn-cifar10": pytest.approx(math.log(10), abs=1e-4)}

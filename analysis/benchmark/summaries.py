@@ -1,0 +1,191 @@
+"""What cells say together: methods that beat the baseline, the frontier, performance profiles, agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.benchmark.cells import BASELINE, DECISIONS, SHARES, Cell, LevelScore, LevelWord
+from analysis.pictures.captions import join_with_and
+from analysis.pictures.numbers import format_brief
+
+FRONTIER_TIMES = 400  # at which losses are compared, equally spaced on the log scale
+PROFILE_SHARES = (0.5, 0.9)  # levels of performance profiles
+MAX_FACTOR = 4.0  # of performance profiles
+
+
+class LevelSummary(NamedTuple):
+    """How often an entry is faster than the baseline at a level, over combinations of task and workers."""
+
+    entry: str
+    faster: int  # tested together with all cells of the link and level
+    faster_alone: int
+    slower: int
+    combinations: int  # that have the level
+    speedup: float  # the median of the combinations in which it is faster, alone if in none together
+
+
+def summarize_level(cells: Iterable[Cell], share: float) -> list[LevelSummary]:
+    """Return the entries that are faster at a level in some combination, those in most first.
+
+    Args:
+        cells: of one link.
+        share: the level.
+    """
+    scores_by_entry: dict[str, list[LevelScore]] = {}
+    for cell in cells:
+        score = cell.level(share)
+        if score is not None:
+            scores_by_entry.setdefault(cell.entry, []).append(score)
+    summaries = list[LevelSummary]()
+    for entry, scores in scores_by_entry.items():
+        alone = [score for score in scores if score.word_alone == "faster" and score.speedup]
+        together = [score for score in alone if score.word == "faster"]
+        if alone:
+            summaries.append(
+                LevelSummary(
+                    entry,
+                    faster=len(together),
+                    faster_alone=len(alone),
+                    slower=sum(score.word in DECISIONS[1:] for score in scores),
+                    combinations=len(scores),
+                    speedup=float(
+                        np.median([score.speedup.value for score in together or alone if score.speedup])
+                    ),
+                )
+            )
+    return sorted(summaries, key=lambda each: (-each.faster, -each.faster_alone, -each.speedup))
+
+
+class FrontierPart(NamedTuple):
+    """A stretch of time in which an entry has the lowest loss of all."""
+
+    entry: str
+    from_minutes: float
+    until_minutes: float
+    loss: float  # at its end
+
+
+def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
+    """Return who has the lowest loss when, of the entries of one task, number of workers and link.
+
+    An entry keeps its best loss after its budget.
+    """
+    curves = {cell.entry: curve_by_minutes(cell) for cell in cells if cell.step_ms}
+    if not curves:
+        return []
+    ends = [minutes[[0, -1]] for minutes, _ in curves.values()]
+    times = np.geomspace(np.min(ends), np.max(ends), FRONTIER_TIMES)
+    losses = [np.interp(times, *curve, left=np.inf) for curve in curves.values()]
+    leaders = np.argmin(losses, axis=0)
+    starts = [0, *(np.flatnonzero(np.diff(leaders)) + 1), FRONTIER_TIMES - 1]
+    names = [*curves]
+    return [
+        FrontierPart(
+            names[leaders[start]],
+            float(times[start]),
+            float(times[end]),
+            float(np.min(losses, axis=0)[end]),
+        )
+        for start, end in pairwise(starts)
+    ]
+
+
+def curve_by_minutes(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Return the minutes of a cell's validations, and its mean best losses."""
+    steps, losses = np.array(cell.curve).T
+    assert cell.step_ms is not None, "it was timed"
+    return steps * cell.step_ms.value / 6e4, losses
+
+
+def time_factors_by_entry(cells: Iterable[Cell], share: float) -> dict[str, list[float]]:
+    """Return each entry's time to a level over the quickest entry's, for each task and number of workers.
+
+    It is infinite where an entry does not reach the level. A performance profile is the share of these
+    factors that are at most some factor (Dolan and More, Mathematical Programming 91, 2002).
+
+    Args:
+        cells: of one link, the baseline's among them.
+        share: the level.
+    """
+    minutes_by_place: dict[tuple[str, int], dict[str, float]] = {}
+    for cell in cells:
+        score = cell.level(share)
+        if score is not None and score.minutes is not None:
+            minutes_by_place.setdefault((cell.task, cell.workers), {})[cell.entry] = score.minutes
+    factors: dict[str, list[float]] = {}
+    for minutes_by_entry in minutes_by_place.values():
+        quickest = min(minutes_by_entry.values())
+        for entry, minutes in minutes_by_entry.items():
+            factors.setdefault(entry, []).append(minutes / quickest)
+    return factors
+
+
+class MeasurementAgreement(NamedTuple):
+    """How many words of two measurements of the same cells are the same, at one level of one link."""
+
+    link: str
+    share: float
+    words: int  # of cells that both have timed
+    same: int
+    opposite: int  # faster in one and slower in the other
+
+
+def compare_measurements(first: Iterable[Cell], second: Iterable[Cell]) -> list[MeasurementAgreement]:
+    """Return the agreement of two measurements for each link and level that both have."""
+    second_words = _words_by_place(second)
+    pairs: dict[tuple[str, float], list[set[str]]] = {}
+    for place, word in _words_by_place(first).items():
+        if place in second_words:
+            pairs.setdefault(place[-2:], []).append({word, second_words[place]})
+    return [
+        MeasurementAgreement(
+            link,
+            share,
+            words=len(words),
+            same=sum(len(pair) == 1 for pair in words),
+            opposite=sum("faster" in pair and bool(pair & {*DECISIONS[1:]}) for pair in words),
+        )
+        for (link, share), words in sorted(pairs.items())
+    ]
+
+
+def _words_by_place(cells: Iterable[Cell]) -> Mapping[tuple[str, str, int, str, float], LevelWord]:
+    return {
+        (*cell.place, score.share): score.word
+        for cell in cells
+        for score in cell.levels
+        if score.word not in ("baseline", "not timed")
+    }
+
+
+def describe_best(cells: Sequence[Cell]) -> str:
+    """Return which entry is faster than the baseline most often, level by level, over one link."""
+    best_by_entry: dict[str, list[str]] = {}
+    without = list[str]()
+    for share in SHARES:
+        best = next(iter(summarize_level(cells, share)), None)
+        level = f"{100 * share:.0f} %"
+        if best is None or 2 * best.faster < best.combinations:
+            without.append(level)
+        else:
+            times = (
+                f"in {best.faster} of {best.combinations} combinations, {format_brief(best.speedup, 2)} times"
+            )
+            best_by_entry.setdefault(best.entry, []).append(f"{level} ({times})")
+    sentences = [
+        f"Most often faster than {BASELINE} to the level {join_with_and(levels)}: {entry}."
+        for entry, levels in best_by_entry.items()
+    ]
+    if without:
+        sentences.append(f"Nothing is faster in half of the combinations to {join_with_and(without)}.")
+    return " ".join(sentences)
+
+
+def count_decided(cells: Iterable[Cell]) -> tuple[int, int]:
+    """Return how many cells have a decision at some level, and how many there are beside the baseline's."""
+    others = [cell for cell in cells if cell.entry != BASELINE]
+    return sum(any(level.word in DECISIONS for level in cell.levels) for cell in others), len(others)

@@ -1,0 +1,44 @@
+"""Frontiers, performance profiles and agreement of invented cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.benchmark.summaries import (
+    compare_measurements,
+    describe_best,
+    find_frontier,
+    summarize_level,
+    time_factors_by_entry,
+)
+from tests.analysis.benchmark.cells import cell
+
+
+def test_the_frontier_names_who_is_lowest_when() -> None:
+    early = replace(cell("early"), curve=[(1.0, 2.5), (30.0, 2.2)])
+    late = replace(cell("late"), curve=[(15.0, 2.6), (60.0, 1.9)])
+    parts = find_frontier([early, late])
+    assert [part.entry for part in parts] == ["early", "late"]
+    assert 30 < parts[1].from_minutes * 60_000 / 200 < 60, "it overtakes what has ended"
+    assert parts[1].loss == 1.9
+
+
+def test_profiles_are_times_over_the_quickest_and_infinite_without_the_level() -> None:
+    cells = [cell("a"), cell("b", minutes=6.0), cell("a", workers=8, minutes=np.inf), cell("b", workers=8)]
+    assert time_factors_by_entry(cells, 0.5) == {"a": [1.0, np.inf], "b": [3.0, 1.0]}
+
+
+def test_summaries_count_words_and_put_the_surest_first() -> None:
+    cells = [cell("a"), cell("a", workers=8, word="slower"), cell("b"), cell("b", workers=8)]
+    summaries = summarize_level([*cells, cell("c", word="not reached")], 0.5)
+    assert [(each.entry, each.faster, each.slower) for each in summaries] == [("b", 2, 0), ("a", 1, 1)]
+    assert describe_best(cells).startswith("Most often faster than dense to the level 50 % (in 2 of 2")
+
+
+def test_agreement_counts_words_that_both_have() -> None:
+    first = [cell("a"), cell("b"), cell("c"), cell("d")]
+    second = [cell("a"), cell("b", word="slower (censored)"), cell("c", word="inconclusive")]
+    (found,) = compare_measurements(first, [*second, cell("d", word="not timed")])
+    assert (found.words, found.same, found.opposite) == (3, 1, 1)
