@@ -13,8 +13,6 @@ from analysis.benchmark.summaries import MAX_FACTOR, PROFILE_SHARES, curve_by_mi
 from analysis.pictures import style
 from analysis.pictures.numbers import format_number
 
-# Entries of the repository that are drawn as the methods of these names are in all figures.
-METHODS_WITH_STYLE = ("dense", "topk", "dgc", "gaussiank", "oktopk", "powersgd")
 OTHER_COLOURS = (
     "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#332288", "#44AA99", "#999933",
 )  # fmt: skip
@@ -25,11 +23,11 @@ Styles = Mapping[str, style.MethodStyle]
 
 
 def styles_by_entry(cells: Sequence[Cell]) -> Styles:
-    """Return each entry's style: the method's in all figures, else one by its place among other entries."""
+    """Return each entry's style: that of its name in all figures, else one by its place among the others."""
     places = itertools.count()
     styles = dict[str, style.MethodStyle]()
     for name in dict.fromkeys(cell.entry for cell in cells):
-        if name in METHODS_WITH_STYLE:
+        if name in style.METHOD_STYLES:
             styles[name] = style.method_style(name)._replace(label=name)
         else:
             place = next(places)

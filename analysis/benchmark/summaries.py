@@ -65,14 +65,12 @@ class FrontierPart(NamedTuple):
 
     entry: str
     from_minutes: float
-    until_minutes: float
-    loss: float  # at its end
 
 
 def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
-    """Return who has the lowest loss when, of the entries of one task, number of workers and link.
+    """Return who has the lowest loss from when on, of the entries of one task, number of workers and link.
 
-    An entry keeps its best loss after its budget.
+    An entry keeps its lowest loss after its budget.
     """
     curves = {cell.entry: curve_by_minutes(cell) for cell in cells if cell.step_ms}
     if not curves:
@@ -80,17 +78,10 @@ def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
     ends = [minutes[[0, -1]] for minutes, _ in curves.values()]
     times = np.geomspace(np.min(ends), np.max(ends), FRONTIER_TIMES)
     losses = [np.interp(times, *curve, left=np.inf) for curve in curves.values()]
-    leaders = np.argmin(losses, axis=0)
-    starts = [0, *(np.flatnonzero(np.diff(leaders)) + 1), FRONTIER_TIMES - 1]
-    names = [*curves]
+    leaders = [[*curves][place] for place in np.argmin(losses, axis=0)]
+    parts = [FrontierPart(name, float(time)) for name, time in zip(leaders, times, strict=True)]
     return [
-        FrontierPart(
-            names[leaders[start]],
-            float(times[start]),
-            float(times[end]),
-            float(np.min(losses, axis=0)[end]),
-        )
-        for start, end in pairwise(starts)
+        part for before, part in pairwise([None, *parts]) if part and (not before or before[0] != part[0])
     ]
 
 
@@ -164,7 +155,7 @@ def _words_by_place(cells: Iterable[Cell]) -> Mapping[tuple[str, str, int, str, 
 
 def describe_best(cells: Sequence[Cell]) -> str:
     """Return which entry is faster than the baseline most often, level by level, over one link."""
-    best_by_entry: dict[str, list[str]] = {}
+    levels_by_entry: dict[str, list[str]] = {}
     without = list[str]()
     for share in SHARES:
         best = next(iter(summarize_level(cells, share)), None)
@@ -172,17 +163,13 @@ def describe_best(cells: Sequence[Cell]) -> str:
         if best is None or 2 * best.faster < best.combinations:
             without.append(level)
         else:
-            times = (
-                f"in {best.faster} of {best.combinations} combinations, {format_brief(best.speedup, 2)} times"
-            )
-            best_by_entry.setdefault(best.entry, []).append(f"{level} ({times})")
-    sentences = [
-        f"Most often faster than {BASELINE} to the level {join_with_and(levels)}: {entry}."
-        for entry, levels in best_by_entry.items()
-    ]
-    if without:
-        sentences.append(f"Nothing is faster in half of the combinations to {join_with_and(without)}.")
-    return " ".join(sentences)
+            count = f"{best.faster} of {best.combinations}, {format_brief(best.speedup, 2)} times as fast"
+            levels_by_entry.setdefault(best.entry, []).append(f"{level} ({count})")
+    bests = [f"{entry} to the level of {join_with_and(levels)}" for entry, levels in levels_by_entry.items()]
+    nothing = f"No method is faster in half of the combinations to the level of {join_with_and(without)}."
+    return " ".join(
+        [f"Most often faster than {BASELINE}: {'; '.join(bests)}."] * bool(bests) + [nothing] * bool(without)
+    )
 
 
 def count_decided(cells: Iterable[Cell]) -> tuple[int, int]:

@@ -24,8 +24,8 @@ TIER = "laptop"
 LINK_TITLES = {
     "ethernet_10g": "10 Gbit/s Ethernet",
     "ethernet_1g": "1 Gbit/s Ethernet",
-    "internet_100m_50ms": "100 Mbit/s, 50 ms one way",
-    "internet_110_500m_50ms": "110 Mbit/s up, 500 down, 50 ms one way",
+    "internet_100m_50ms": "100 Mbit/s, 50 ms",
+    "internet_110_500m_50ms": "110/500 Mbit/s, 50 ms",
     OWN: "The cluster's own link",
 }
 
