@@ -166,7 +166,8 @@ def describe_best(cells: Sequence[Cell]) -> str:
             count = f"{best.faster} of {best.combinations}, {format_brief(best.speedup, 2)} times as fast"
             levels_by_entry.setdefault(best.entry, []).append(f"{level} ({count})")
     bests = [f"{entry} to the level of {join_with_and(levels)}" for entry, levels in levels_by_entry.items()]
-    nothing = f"No method is faster in half of the combinations to the level of {join_with_and(without)}."
+    levels = f"the level of {join_with_and(without)}" if bests else "any level"
+    nothing = f"No method is faster than {BASELINE} in half of the combinations to {levels}."
     return " ".join(
         [f"Most often faster than {BASELINE}: {'; '.join(bests)}."] * bool(bests) + [nothing] * bool(without)
     )
