@@ -113,8 +113,11 @@ def evaluate_entry(entry: EntryFile, baseline: EntryFile, floors: Mapping[str, f
                     Measurement(losses.loc[seeds].to_numpy(), np.array([own_s[key] for key in shared])),
                     floors.get(task, np.inf),
                 )
-                if name == BASELINE:
-                    levels = [replace(level, word="baseline", speedup=None, p_value=1.0) for level in levels]
+                if name == BASELINE:  # which has nothing to be compared with
+                    levels = [
+                        LevelScore(level.share, level.loss, "baseline", "baseline", minutes=level.minutes)
+                        for level in levels
+                    ]
                 runs = entry.frames.runs[entry.frames.runs["key"].isin(launches or keys)]
                 dates = sorted(str(started)[:10] for started in runs["started"].dropna()) or [""]
                 step = estimate_mean([*own_s.values()], POSITIVE, LAUNCHES) if own_s else None

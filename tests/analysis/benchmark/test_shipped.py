@@ -39,5 +39,7 @@ def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence
 
 def test_cells_have_decisions_at_some_levels(entered: list[EntryFile]) -> None:
     base, *others = sorted(entered, key=lambda each: each.statement.name != BASELINE)
-    words = {level.word for cell in evaluate_entries([base, *others[-2:]], base, []) for level in cell.levels}
+    levels = [score for cell in evaluate_entries([base, *others[-2:]], base, []) for score in cell.levels]
+    words = {score.word for score in levels}
+    assert {(score.word, score.word_alone) for score in levels if not score.speedup} == {2 * ("baseline",)}
     assert {"baseline", "faster", "slower (censored)", "inconclusive", "not reached"} <= words
