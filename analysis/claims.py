@@ -399,7 +399,7 @@ def _indicated_reason(verdict: Verdict, ours: Estimate) -> str:
         return f"{format_count(verdict.num_launches, LAUNCHES)}; {side}"
     if claim.timed and verdict.num_occasions is not None and verdict.num_occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
-    return "" if ours.has_enough_samples else side
+    return "" if ours.can_support_verdict else side
 
 
 def _side_text(claim: Claim, value: float) -> str:

@@ -69,7 +69,7 @@ class Estimate(NamedTuple):
         return cls(float(value), float(value), float(value), n, sample_kind)
 
     @property
-    def has_enough_samples(self) -> bool:
+    def can_support_verdict(self) -> bool:
         """True if there is an interval over so many samples that a verdict may rest on it."""
         return self.low is not None and self.n >= ENOUGH_SAMPLES.get(self.sample_kind, np.inf)
 

@@ -80,8 +80,8 @@ def _letter_by_scale(rows: Iterable[ItemVerdict]) -> dict[str, str]:
     return letters
 
 
-def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
-    """Return how often each word was reached; a group counts once, with its least favourable word.
+def count_causes_by_worst_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
+    """Return how many causes have each word as their least favourable one; a group of claims is one cause.
 
     Experiments of different scale are different evidence, also on one cause.
     """
@@ -95,8 +95,8 @@ def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
 
 
 def causes_by_word_table(rows: Iterable[ItemVerdict]) -> Table:
-    """Return a table of `count_causes_by_word`, with a column for each word."""
-    return Table("", pd.DataFrame([count_causes_by_word(rows)]))
+    """Return a table of `count_causes_by_worst_word`, with a column for each word."""
+    return Table("", pd.DataFrame([count_causes_by_worst_word(rows)]))
 
 
 def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:

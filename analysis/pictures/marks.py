@@ -123,8 +123,8 @@ def draw_horizontal_line_with_band(
         axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
 
 
-def set_x_ticks_at_values(axes: Axes, position_by_value: Mapping[Any, float], label: str) -> None:
-    """Set an x axis with a tick at each of these values, logarithmic where numbers span much."""
+def set_up_x_axis_with_ticks(axes: Axes, position_by_value: Mapping[Any, float], label: str) -> None:
+    """Set label, scale and margins of an x axis, with a tick at each value; logarithmic if they span much."""
     positions = list(position_by_value.values())
     axes.set_xlabel(label)
     spans_much = bool(positions) and 0 < LOG_AXIS_RATIO * min(positions) <= max(positions)

@@ -45,7 +45,7 @@ def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
     ]  # fmt: skip
     floor = floor_row_name(timed_rows)
     by_n = [row for row in timed_rows if row["density"] == STANDARD_SELECTION_CASE.density] or timed_rows
-    n = choose_n_to_compare_densities(timed_rows)
+    n = choose_standard_n_or_most_densities(timed_rows)
     by_density = [row for row in timed_rows if row["n"] == n]
     names = row_names_quickest_first(timed_rows, by_n, n, floor)
     densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION_CASE.density]
@@ -71,7 +71,7 @@ def row_names_quickest_first(
     return sorted(names, key=lambda name: (medians.get(name, float("inf")), order.index(name)))
 
 
-def choose_n_to_compare_densities(rows: Sequence[Record]) -> int:
+def choose_standard_n_or_most_densities(rows: Sequence[Record]) -> int:
     """Return the n at which densities are compared: 25.6 million, else the one with the most densities."""
     densities_by_n = defaultdict[int, set[float]](set)
     for row in rows:

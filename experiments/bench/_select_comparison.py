@@ -231,10 +231,10 @@ def cache_flush_bytes(device: torch.device) -> int:
     return max(sizes) * 9 // 8
 
 
-def run_follower_process(
+def serve_topk_steps_on_stdin(
     n: int, density: float, distribution: str, threads: int, flush_bytes: int, gradients_folder: str
 ) -> None:
-    """Take a step of torch.topk for every turn that is read, until the input ends."""
+    """Take steps of torch.topk up to each turn that stdin names, and print each result as JSON."""
     torch.set_num_threads(threads)
     case = SelectionCase(n, density, distribution)
     samples = {"eager": RowSamples()}
@@ -256,4 +256,4 @@ def run_follower_process(
 
 
 if __name__ == "__main__":
-    run_follower_process(*json.loads(sys.argv[1]))
+    serve_topk_steps_on_stdin(*json.loads(sys.argv[1]))

@@ -197,7 +197,7 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
             while (exit_codes := workers.poll_exit_codes()) is None:
                 time.sleep(POLL_S)
         except BaseException:
-            workers.kill_and_wait()
+            workers.kill_and_close_network()
             raise
         if any(exit_codes.values()) or len(exit_codes) < workers.size:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
@@ -216,7 +216,7 @@ def run_local_worker(orders_file: Path, folder: Path) -> int:
     assert orders is not None, orders_file
     config = Config.from_record(orders["config"])
     device = prepare_device(config, place)
-    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders["network"])
+    hardware.pin_if_emulated_and_set_nccl_defaults(config, place, device, orders["network"])
     comm = connect.join_group_via_folder(config, place, folder, True, None, device)
     rows = measure_messages(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:

@@ -68,7 +68,8 @@ def _save_figure_file(name: str, comparison: Comparison, runs: pd.DataFrame) -> 
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
     words = [
-        compose.recover_run({"": config}, run_key(config)).to_words() for config in parse_run_configs(ordered)
+        compose.rebuild_recorded_run({"": config}, run_key(config)).to_words()
+        for config in parse_run_configs(ordered)
     ]
     return new.write_new_file(
         "figure", name, new.render_comparison_figure(name, comparison.title, words, axes)

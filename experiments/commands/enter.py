@@ -24,7 +24,12 @@ from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, changed_code_files, find_unmeasured_runs, plan_runs_with_data
+from experiments.config.plan import (
+    PlannedRun,
+    changed_code_files,
+    find_unmeasured_runs,
+    plan_distinct_runs_and_ensure_data,
+)
 from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
@@ -308,7 +313,7 @@ class EntryStageRunner:
 
     def find_runs_to_make(self, configs: Sequence[Config], *, in_real_time: bool = False) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
-        planned = plan_runs_with_data(configs, say)
+        planned = plan_distinct_runs_and_ensure_data(configs, say)
         since = self.remeasure_begun_before if in_real_time else None
         todo = [
             run
@@ -422,7 +427,9 @@ def _check_file(path: Path, folders: ResultFolders, draw: int | None) -> int:
         raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
 
     def carry_out(configs: Sequence[Config]) -> None:
-        _execute(plan_runs_with_data(configs, say), folders, "enter-check", ["enter", "--check"])
+        _execute(
+            plan_distinct_runs_and_ensure_data(configs, say), folders, "enter-check", ["enter", "--check"]
+        )
 
     has_faults = False
     for line in checking.check(path, folders, draw, carry_out):

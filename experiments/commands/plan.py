@@ -10,7 +10,7 @@ from experiments.commands._named_runs import check_runs_are_for_slurm
 from experiments.commands._run_table import load_all_runs
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs_with_data
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_distinct_runs_and_ensure_data
 from experiments.figures.runs import requested_runs
 from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_script_previews
 from experiments.launch.attempt import describe_missing_requirements
@@ -43,7 +43,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     """
     name, configs = requested_runs(words, include_additional=all)
     try:
-        planned = plan_runs_with_data(configs, say)
+        planned = plan_distinct_runs_and_ensure_data(configs, say)
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]

@@ -24,7 +24,7 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import (
     PlannedRun,
     find_unmeasured_runs,
-    plan_runs_with_data,
+    plan_distinct_runs_and_ensure_data,
     requested_or_default_profile,
 )
 from experiments.figures.figure import Figure
@@ -94,7 +94,7 @@ def reproduce_figure(
     profile = requested_or_default_profile(overrides)
     title = f"{figure.name} ({profile})"
     optional = additional_configs(figure, profile, overrides)
-    planned = plan_runs_with_data(
+    planned = plan_distinct_runs_and_ensure_data(
         required_configs(figure, profile, overrides) + (optional if with_optional else []), say
     )
     todo = planned if force else find_unmeasured_runs(planned, folders, say)

@@ -73,7 +73,7 @@ def items_in_reading_order() -> list[str]:
 def paper_label(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
     paper = _paper_of_file(files_by_item()[item])
-    return papers.citation_label(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
+    return papers.citation_label_or_empty(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
 
 
 def find_item(name: str) -> str:

@@ -180,7 +180,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     upright = []
     others = []
     for row, trainings in enumerate(chosen.values()):
-        if trainings.top1.has_enough_samples:
+        if trainings.top1.can_support_verdict:
             ends = (trainings.top1.low, trainings.top1.high)
             ranges.append(plots.Curve(INTERVAL, ends, (row, row), LINE))
             upright.append(plots.Curve(INTERVAL, (sent[row], sent[row]), ends, LINE))

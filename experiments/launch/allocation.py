@@ -14,7 +14,7 @@ from experiments.config import code_version, compose, grid
 from experiments.config.folders import ResultFolders
 from experiments.config.grid import expand_grid
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import plan_runs_with_data
+from experiments.config.plan import plan_distinct_runs_and_ensure_data
 from experiments.figures.runs import attach_claim_rules, requested_runs
 from experiments.launch import job_hooks
 from experiments.launch.arrays import shuffle_runs_within_repetitions
@@ -53,7 +53,7 @@ def run_in_allocation(
     folders = ResultFolders()
     configs = requested_runs(all_words, include_additional=include_additional).configs
     planned = shuffle_runs_within_repetitions(
-        attach_claim_rules(plan_runs_with_data(configs, say), all_words)
+        attach_claim_rules(plan_distinct_runs_and_ensure_data(configs, say), all_words)
     )
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     for workers in {run.config.num_processes for run in planned} - {allocation.tasks}:

@@ -166,7 +166,7 @@ def submit_missing_runs(
     """
     conf = slurm_cluster(planned[0]).slurm_conf
     with _acquire_submission_lock(folders, say):
-        environment.set_slurm_conf_variable(conf)
+        environment.set_slurm_conf_variable_if_given(conf)
         selected = select_runs_and_close_dead_attempts(planned, folders, say, force)
         if not selected:
             return None

@@ -98,7 +98,7 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     frames = load_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
     ratio = there(stats.step_time_ratio(frames, [topk], [dense]))
-    assert (ratio.n, ratio.sample_kind, ratio.has_enough_samples) == (
+    assert (ratio.n, ratio.sample_kind, ratio.can_support_verdict) == (
         30,
         "blocks",
         False,
@@ -156,7 +156,7 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
         for samples in ([5.0], [5.0, 6.0]):
             value = estimate_mean(samples, bounds, of)
             assert value[1:5] == (None, None, len(samples), of)
-            assert not value.has_enough_samples
+            assert not value.can_support_verdict
             assert value.value == pytest.approx(np.mean(samples), rel=0.01)
     three = estimate_mean([2.0, 1.0, 3.0], sample_kind=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
@@ -175,7 +175,7 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     for column in ("val_loss", "val_top1"):
         end = there(stats.final_mean(diverged, keys, column))
         assert np.isnan(end.value)
-        assert not end.has_enough_samples
+        assert not end.can_support_verdict
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
     curve = stats.mean_curve(diverged, keys, "val_top1")
     assert list(curve["epoch"]) == list(range(1, epoch))

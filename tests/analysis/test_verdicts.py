@@ -69,7 +69,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("b", verdict("reproduced")),
         ("c", verdict("holds")),
     ]
-    assert verdicts.count_causes_by_word(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
+    assert verdicts.count_causes_by_worst_word(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
     table = verdicts.causes_by_word_table(rows)
     assert (table.header(), table.cell_texts()) == (
         ["not reproduced", "reproduced", "holds"],
@@ -77,7 +77,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
     )
     # What was measured comes before what was not.
     two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
-    assert verdicts.count_causes_by_word(two) == {"holds": 1}
+    assert verdicts.count_causes_by_worst_word(two) == {"holds": 1}
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:

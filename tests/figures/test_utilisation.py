@@ -95,11 +95,13 @@ def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() 
 
 def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
-    assert there(item.dense_over_method_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
+    assert there(
+        item.dense_over_method_clipped_bandwidth(alone, item.DILOCO, 50, 0.0)
+    ).value == pytest.approx(2.0)
     with pytest.raises(
         IncomparableRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
     ):
-        item.dense_over_method_bandwidth(alone, item.DILOCO, 1, 0.0)
+        item.dense_over_method_clipped_bandwidth(alone, item.DILOCO, 1, 0.0)
 
 
 def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> None:

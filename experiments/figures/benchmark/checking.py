@@ -29,7 +29,7 @@ from experiments.figures.benchmark.entering import (
     Unfair,
     check_bytes,
     keys_of,
-    last_losses,
+    last_validation_loss_by_key,
     resolved,
     statement,
 )
@@ -225,7 +225,7 @@ def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     """Check that the best of the trials was chosen, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
     own, tier = entry_of(said), rules().tier(said.tier)
-    last = last_losses(frames)
+    last = last_validation_loss_by_key(frames)
     for name, task in said.tasks.items():
         losses = [float(last.get(tried.key, np.nan)) for tried in task.trials]
         if len(losses) != rules().trials.number or np.isnan(losses).all():

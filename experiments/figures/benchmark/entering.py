@@ -37,7 +37,7 @@ from experiments.figures.benchmark.entries import (
     whole,
     wholes,
 )
-from experiments.figures.benchmark.held import ENTRIES, folders_of_entries
+from experiments.figures.benchmark.held import ENTRIES, shipped_and_own_entry_folders
 from experiments.figures.benchmark.laws import Law, code_of
 from experiments.figures.benchmark.rules import AT, OWN, Tier, digest, rules
 from slurm.emulated.counters import explain_uncounted_bytes
@@ -133,7 +133,7 @@ class Entering:
         """Return the last loss of each training, by its run; None of one that diverged."""
         names = [run_id(config) for config in configs]
         frames = self.frames(names)
-        last = last_losses(frames)
+        last = last_validation_loss_by_key(frames)
         by_run = dict(zip(frames.runs["run_id"], frames.runs["key"], strict=True))
         found = {name: last.get(by_run[name]) if name in by_run else None for name in names}
         return {
@@ -165,11 +165,11 @@ class Entering:
         }
 
 
-def last_losses(frames: Frames) -> pd.Series[float]:
+def last_validation_loss_by_key(frames: Frames) -> pd.Series[float]:
     """Return the last validation loss of each run, by key; NaN of one that diverged."""
     ends = frames.epochs.sort_values("epoch").groupby("key").tail(1)
-    found: pd.Series[float] = ends.set_index("key")[LOSS_COLUMN].astype(float)
-    return found
+    losses: pd.Series[float] = ends.set_index("key")[LOSS_COLUMN].astype(float)
+    return losses
 
 
 def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSettings]]) -> list[Config]:
@@ -252,7 +252,7 @@ def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
 
 def by_todays_rules(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:
     """Return the entries of a tier, the newest of each name, and a line on each file that can't be shown."""
-    return read_newest_entries(folders_of_entries(folders), tier, digest(tier))
+    return read_newest_entries(shipped_and_own_entry_folders(folders), tier, digest(tier))
 
 
 def file_of(folders: ResultFolders, tier: str, name: str) -> Path:

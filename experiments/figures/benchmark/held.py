@@ -15,8 +15,8 @@ from experiments.figures.benchmark.rules import digest
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
 
 
-def folders_of_entries(folders: ResultFolders) -> list[Path]:
-    """Where entries' files lie: the repository's, and this checkout's own."""
+def shipped_and_own_entry_folders(folders: ResultFolders) -> list[Path]:
+    """Return the two folders of entries' files, shipped and this checkout's own; they may be missing."""
     return [folders.shipped / ENTRIES, folders.results / ENTRIES]
 
 
@@ -29,7 +29,7 @@ def held(folders: ResultFolders, tier: str) -> Frames:
         ValueError: a file is no entry's, or was changed.
     """
     found = empty_frames()
-    for folder in folders_of_entries(folders):
+    for folder in shipped_and_own_entry_folders(folders):
         for path in sorted(folder.glob(f"*{ENTRY_SUFFIX}")):
             try:
                 said, frames, _ = read_entry(path)

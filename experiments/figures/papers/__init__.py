@@ -62,7 +62,7 @@ def paper_bibtex(paper: str) -> str:
     return str(_content(paper).get("bibtex", "")) if paper in paper_names() else ""
 
 
-def citation_label(paper: str) -> str:
+def citation_label_or_empty(paper: str) -> str:
     """Return a paper's name in texts: 'Yoon and Oh 2022'; empty for what is no paper."""
     bibtex = paper_bibtex(paper)
     authors, year = (re.search(rf"{part} = \{{([^}}]*)", bibtex) for part in ("author", "year"))
