@@ -41,7 +41,15 @@ from experiments.figures._large import (
     WORKERS,
     method_settings,
 )
-from experiments.figures._runs import TIMED, TRAINED, list_settings, setting_axis, span_grid
+from experiments.figures._runs import (
+    MORE_UNSEEN_SEEDS,
+    TIMED,
+    TRAINED,
+    UNSEEN_SEEDS,
+    list_settings,
+    setting_axis,
+    span_grid,
+)
 from experiments.figures.papers import claim
 
 SCALE = papers.value("zhang.scale.trained")
@@ -55,8 +63,6 @@ _DATA = papers.item("zhang.stable-throughput")
 STEPS: dict[str, RunSettings] = _DATA["steps"]
 MODELS: dict[str, list[RunSettings]] = _DATA["models"]
 MINUTES = {"smoke": 0.02, "laptop": 1.5, "paper": 10}  # of turns, for each small model
-SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
-MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": list[int]()}
 LEVEL = style.MethodStyle("", "#777777", "", "")
 
 
@@ -65,10 +71,10 @@ def runs(profile: str) -> list[Run]:
     shared = {**SHARED, **TIMED, "profile": profile, "alternate.limit_min": MINUTES[profile]}
     variants = method_settings(DENSITY, SMALL_BLOCK)
     timed = [Run({**shared, **model}, variants) for model in MODELS[profile]]
-    return [*more_runs(profile, SEEDS), *timed, large.selection_run(profile)]
+    return [*more_runs(profile, UNSEEN_SEEDS), *timed, large.selection_run(profile)]
 
 
-def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_SEEDS) -> list[Run]:
+def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_UNSEEN_SEEDS) -> list[Run]:
     shared = {**SHARED, "profile": profile, **STEPS[profile]}
     variants = method_settings(DENSITY, SMALL_BLOCK).values()
     return span_grid(shared, setting_axis("seed", seeds[profile]), MODELS[profile], variants)
