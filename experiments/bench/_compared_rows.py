@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import yaml
 
@@ -36,3 +36,20 @@ class SelectionCase(NamedTuple):
 
 
 STANDARD_SELECTION_CASE = SelectionCase(25_600_000, 0.001, "normal")
+PageSize: TypeAlias = Literal["huge", "small", "default"]
+PAGE_SIZES: tuple[PageSize, ...] = ("huge", "small", "default")
+
+
+class FusedCase(NamedTuple):
+    """A case of the benchmark of the fused selection over torch.topk."""
+
+    gradient: str
+    n: int
+    density: float
+    pages: PageSize
+
+    def __str__(self) -> str:
+        return f"{self.gradient}, n = {self.n:,}, density {self.density:g}, {self.pages} pages"
+
+
+README_CASE = FusedCase("vgg16", 14_728_266, 0.001, "default")

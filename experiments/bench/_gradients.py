@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Generator, Tensor, nn
 import sparsify
 from analysis.records.files import write_atomic
 from experiments.config import dataset_files
+from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.networks import resnet18, vgg16
 from experiments.training.replicas.shared import set_learning_rate
@@ -92,16 +94,31 @@ SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
 FIRST_TIED = "first_tied"  # the hardest for a guessed bound
 
 
-class NetworkFactory(NamedTuple):
-    """A network that is trained for its gradients: a function that makes it, and its size."""
+class TrainedNetwork(NamedTuple):
+    """A network that is trained for its gradients: its task on a data set, its size, and its data sets."""
 
-    make: Callable[[int, int, int], nn.Module]
+    make_task: Callable[[str], Task]
     num_parameters: int
+    datasets: tuple[str, ...]  # the first one of which the files are there is taken, or else the last one
 
 
+def make_image_task(make_network: Callable[[int, int, int], nn.Module], dataset: str) -> Task:
+    return Task(dataset, make_network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), False)
+
+
+def make_decoder_task(dataset: str) -> Task:
+    """Return the task of the decoder of figure `utilisation`, without a warm-up of its learning rate."""
+    sizes = {"width": 256, "layers": 9, "heads": 8}
+    task: Task = TASKS.build(f"gpt_{dataset}", {**sizes, "batch_size": BATCH, "lr_warmup_epochs": 0.0})
+    return task
+
+
+DECODER = "decoder"
+IMAGE_DATASETS = ("cifar10", "digits32")
 NETWORKS = {
-    "vgg16": NetworkFactory(vgg16, 14_728_266),
-    "resnet18": NetworkFactory(resnet18, 11_173_962),
+    "vgg16": TrainedNetwork(partial(make_image_task, vgg16), 14_728_266, IMAGE_DATASETS),
+    "resnet18": TrainedNetwork(partial(make_image_task, resnet18), 11_173_962, IMAGE_DATASETS),
+    DECODER: TrainedNetwork(make_decoder_task, 9_677_312, ("ptb",)),
 }
 DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
 
@@ -141,11 +158,15 @@ def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> Ste
 def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepInputs:
     """Return stored inputs of a network in training; where there are none, train it and store them.
 
-    The data are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
-    says which.
+    Images are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
+    says which. The decoder reads the Penn Treebank.
+
+    Raises:
+        ValueError: $DATA_ROOT does not have the Penn Treebank.
     """
     root = dataset_files.resolve_data_root(None)
-    dataset = "cifar10" if dataset_files.has_files(root, "cifar10") else "digits32"
+    names = NETWORKS[network].datasets
+    dataset = next((name for name in names if dataset_files.has_files(root, name)), names[-1])
     path = gradients_folder / f"{network}-{dataset}.pt"
     if not path.exists():
         gradients_folder.mkdir(parents=True, exist_ok=True)
@@ -164,11 +185,9 @@ def record_training_gradients(
     network: str, dataset: str, data_root: Path, device: torch.device
 ) -> dict[str, Any]:
     """Train one worker with Top-k; return the gradients of the last steps, and the residual before them."""
-    make_network, num_parameters = NETWORKS[network]
+    make_task, num_parameters, _ = NETWORKS[network]
     data = datasets.load(dataset, data_root, device)
-    task = Task(
-        dataset, make_network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False
-    )
+    task = make_task(dataset)
     steps = TRAINING_STEPS[device.type]
     gradients = list[Tensor]()
     losses = list[float]()
