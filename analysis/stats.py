@@ -24,6 +24,7 @@ from analysis.records.steps import (
     LAUNCHES,
     has_blocks_in_every_run,
     replication_units,
+    share_a_group,
     used_precisions,
 )
 
@@ -327,7 +328,7 @@ def _paired_estimate(
         return None
     both_keys = [*keys, *other_keys]
     _check_comparable(frames, both_keys)
-    by_block = has_blocks_in_every_run(frames, both_keys)
+    by_block = has_blocks_in_every_run(frames, both_keys) and share_a_group(frames, keys, other_keys)
     ours = replication_units(frames, keys, by_block)
     theirs = replication_units(frames, other_keys, by_block)
     if not set(phases) <= set(ours.means_by_unit) & set(theirs.means_by_unit):

@@ -235,7 +235,13 @@ def read_last_lines(log: Path) -> list[str]:
 
 def check_runs_are_for_slurm(planned: Sequence[PlannedRun]) -> None:
     """Refuse runs that are not for a SLURM cluster."""
-    if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
+    kinds = {run.config["cluster"]["where"] for run in planned}
+    if "slurm" in kinds and len(kinds) > 1:
+        raise ValueError(
+            "some of these runs are for this machine and others for a SLURM cluster: `reproduce` makes all "
+            "of them, one after the other"
+        )
+    if kinds != {"slurm"}:
         raise ValueError(
             "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster (`run "
             "cluster=generic_slurm --help` explains the fields); `run` and `reproduce` make runs on this "

@@ -352,6 +352,30 @@ def select_runs_and_close_dead_attempts(
     return [run for name, run in wanted_by_id.items() if name not in {*left_out, *unknown}]
 
 
+def describe_missing_slurm(planned: Sequence[PlannedRun]) -> list[str]:
+    """Return a sentence on each SLURM cluster of these runs that does not answer here."""
+    sentences = list[str]()
+    for cluster in {slurm_cluster(run).name: slurm_cluster(run) for run in planned}.values():
+        with environment.temporary_slurm_conf(cluster.slurm_conf):
+            why = _find_slurm_problem()
+        if why:
+            sentences.append(
+                f"cluster={cluster.name} needs SLURM: {why}; `make slurm-up` starts devcluster's"
+            )
+    return sentences
+
+
+def _find_slurm_problem() -> str:
+    """Return why SLURM can't be asked; empty where it answers."""
+    if shutil.which("sinfo") is None:
+        return "there is none on this machine"
+    try:
+        commands.run_command("sinfo", "--noheader")
+    except commands.SlurmError as error:
+        return f"it does not answer ({error})"
+    return ""
+
+
 def _make_numbered_folder(root: Path, name: str) -> Path:
     """Make <name>-001, <name>-002, ...; two processes never get the same one."""
     root.mkdir(parents=True, exist_ok=True)
