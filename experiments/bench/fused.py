@@ -43,7 +43,7 @@ from experiments.bench._select_comparison import (
     mark_rows_beyond_memory,
 )
 from experiments.bench._select_steps import StepUnavailableError
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from experiments.config.folders import ResultFolders
 from sparsify.comm import Comm
 from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
@@ -119,7 +119,7 @@ def fused(
         yield row | summarise_launches(reports, case["pages"])
 
     return Benchmark(
-        machine=describe_single_thread_workers("1 thread a process"),
+        machine=describe_single_thread_cpu_machine("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]; before each "
         f"step {flush_bytes >> 20} MiB are read",
         cases=[case._asdict() for case in cases],

@@ -29,7 +29,8 @@ MORE_ANSWERS = {"berttiny_ptb64": ("zhang.31",)}  # what a claim about BERT answ
 BATCHES = {
     "cnn_cifar10": 16, "slimvgg_cifar10": 16, "smalllstm_ptb": 10, "berttiny_ptb64": 8, "maetiny_cifar10": 16,
 }  # fmt: skip
-SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+# On a laptop seeds that nobody had seen when the claims' rules were written.
+SEEDS = {"smoke": [0], "laptop": [5, 6, 7, 8, 9], "paper": [0, 1, 2]}
 RunStatistic = Callable[[Frames], float]  # of one run
 Measures = Mapping[str, tuple[RunStatistic, Bounds]]  # by the names of columns
 

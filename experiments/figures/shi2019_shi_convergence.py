@@ -14,9 +14,9 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import (
-    MORE_SEEDS,
-    SEEDS,
+    MORE_UNSEEN_SEEDS,
     TRAINED,
+    UNSEEN_SEEDS,
     setting_axis,
     span_grid,
     with_density_except_dense,
@@ -37,13 +37,13 @@ METHODS: dict[str, RunSettings] = {
 DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds: Mapping[str, list[int]] = UNSEEN_SEEDS) -> list[Run]:
     shared = {**TRAINED, "profile": profile}
     methods = with_density_except_dense(METHODS, DENSITY[profile]).values()
     return span_grid(shared, setting_axis("seed", seeds[profile]), TRAININGS[profile], methods)
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds=MORE_UNSEEN_SEEDS)
 
 
 def training_run_keys(frames: Frames, task: str, method: str) -> list[str]:

@@ -37,7 +37,8 @@ APART = 0.06  # of N, between what the picture shows of one N
 SCALE = papers.published_value("zhang.scale.trained")
 TRAININGS: dict[str, RunSettings] = papers.item_data("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
-SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+# On a laptop seeds that nobody had seen when the claims' rules were written.
+SEEDS = {"smoke": [0], "laptop": [5, 6, 7, 8, 9], "paper": [0, 1, 2]}
 
 
 def runs(profile: str) -> list[Run]:

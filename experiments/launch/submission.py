@@ -356,7 +356,7 @@ def describe_missing_slurm(planned: Sequence[PlannedRun]) -> list[str]:
     """Return a sentence on each SLURM cluster of these runs that does not answer here."""
     sentences = list[str]()
     for cluster in {slurm_cluster(run).name: slurm_cluster(run) for run in planned}.values():
-        with environment.temporary_slurm_conf(cluster.slurm_conf):
+        with environment.temporary_slurm_conf_if_given(cluster.slurm_conf):
             why = _find_slurm_problem()
         if why:
             sentences.append(
