@@ -375,7 +375,7 @@ def judge_target(target: GpuTarget, part: str, record: Record | None) -> TargetO
         return TargetOutcome(target, None, None, f"{part} {reason}")
     if record["device"] == "cpu":
         return TargetOutcome(target, value, None, "a rehearsal")
-    return TargetOutcome(target, value, target.is_met(value))
+    return TargetOutcome(target, value, target.is_met_by_median(value))
 
 
 def render_summary(

@@ -48,7 +48,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         against: a folder with files of another day's entries; then no pages are written, but the agreement of
             both days is shown.
     """
-    tier = rules().tier(profile)
+    tier = rules().parse_tier(profile)
     folders = ResultFolders()
     entries, notes = by_todays_rules(folders, profile)
     base = baseline(folders, profile)

@@ -129,7 +129,7 @@ def _parse_entries(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     cluster = str(settings.pop("cluster", ""))
     if cluster:
         tier += AT + cluster
-    if rules().tier(tier).is_of_cluster and not isinstance(
+    if rules().parse_tier(tier).is_of_cluster and not isinstance(
         compose.resolve({"cluster": cluster}).cluster, SlurmCluster
     ):
         raise ValueError(f"cluster={cluster} has no SLURM, whose nodes a link would join; name one that has")

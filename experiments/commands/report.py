@@ -378,7 +378,7 @@ def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[Run
                     state = newer.display_state if newer else run.state
                     yield replace(run, why="; ".join(own_notes), state=state)
             else:
-                fault = attempt.find_fault(verify_digests=True) or next(iter(own_notes), "")
+                fault = attempt.find_damage_if_complete(verify_digests=True) or next(iter(own_notes), "")
                 status = RunStatus("failed", fault, DAMAGED) if fault else status_by_attempt[attempt]
                 yield _unfinished_run_page(attempt, folders, status)
 

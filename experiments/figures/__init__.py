@@ -62,7 +62,7 @@ def items_in_reading_order() -> list[str]:
     papers_by_item = {item: _paper_of_file(path) for item, path in files_by_item().items()}
     ordered = list[str]()
     for paper in sorted(
-        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.paper_bibtex(name), name)
+        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.bibtex_or_empty(name), name)
     ):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
         order = papers.items_in_paper_order(paper)

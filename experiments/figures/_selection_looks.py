@@ -57,9 +57,9 @@ def select_task_runs(frames: Frames, task: str) -> Frames:
     return select_runs(frames, find_run_keys(frames, {"task.name": task}))
 
 
-def select_looks(frames: Frames, kind: str, tensor: str | None = None) -> pd.DataFrame:
-    """Return the looks of one kind, at all tensors or at one."""
-    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(tensor) if tensor else True)
+def select_looks(frames: Frames, kind: str, only_tensor: str | None = None) -> pd.DataFrame:
+    """Return the looks of one kind, at any tensor or at one alone."""
+    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(only_tensor) if only_tensor else True)
     looks: pd.DataFrame = frames.looks[is_wanted]
     return looks
 

@@ -35,7 +35,7 @@ MARGIN = 1.12  # of the axis, beyond what is drawn
 END = style.MethodStyle("", "#777777", "", "")  # the line at SHOWN
 APART = 0.06  # of N, between what the picture shows of one N
 SCALE = papers.published_value("zhang.scale.trained")
-TRAININGS: dict[str, RunSettings] = papers.item_data("zhang.stable-sweep")["trainings"]
+TRAININGS: dict[str, RunSettings] = papers.item_settings("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
 
@@ -137,7 +137,7 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     facts = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
-    return captions.fill_caption(papers.text_template("zhang.stable-sweep"), frames, facts)
+    return captions.fill_caption(papers.text_template_or_empty("zhang.stable-sweep"), frames, facts)
 
 
 def claims() -> list[Claim]:

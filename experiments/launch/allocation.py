@@ -77,7 +77,7 @@ def run_in_allocation(
         job=job,
         sweep=folder.name,
         cluster=environment.current_cluster_name(),
-        exclusive=commands.has_exclusive_nodes(job),
+        alone_on_machines=commands.has_exclusive_nodes(job),
     )
     started = [start(run) for run in selected]
     spec = job_spec(started, folders, code)

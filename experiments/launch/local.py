@@ -173,8 +173,8 @@ class LocalBackend:
             if self.failures:
                 raise self.failures[0]
 
-    def poll(self) -> UnfinishedRuns | None:
-        """Start the runs that there is room for, accept those that have ended well, and return the others.
+    def poll_unfinished_runs(self) -> UnfinishedRuns | None:
+        """Start runs that there is room for, accept those that have ended well, and return the others.
 
         Returns:
             the runs that have not ended; None once there is none.

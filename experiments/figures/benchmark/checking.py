@@ -37,9 +37,9 @@ from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
     entry,
-    rate_of,
     shipped,
     trajectories,
+    trial_lr,
     turn,
 )
 from experiments.figures.benchmark.rules import Tier, digest, launch, rules
@@ -89,7 +89,7 @@ def _of_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[Line]:
     """Check that every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
     try:
-        tier = rules().tier(said.tier)
+        tier = rules().parse_tier(said.tier)
     except ValueError as error:
         yield Line(str(error), True)
         return
@@ -224,7 +224,7 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
 def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     """Check that the best of the trials was chosen, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
-    own, tier = entry_of(said), rules().tier(said.tier)
+    own, tier = entry_of(said), rules().parse_tier(said.tier)
     last = last_validation_loss_by_key(frames)
     for name, task in said.tasks.items():
         losses = [float(last.get(tried.key, np.nan)) for tried in task.trials]
@@ -234,7 +234,7 @@ def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
             )
             return
         best = task.trials[int(np.nanargmin(losses))]
-        rate = rate_of(own, name, tier.tasks[name], best.rate)
+        rate = trial_lr(own, name, tier.tasks[name], best.lr_factor)
         if not np.isclose(rate, task.lr) or dict(best.searched) != dict(task.searched):
             yield Line(f"{name}: what was trained is not the best of its trials (lr={rate:g})", True)
             return
@@ -262,7 +262,7 @@ def _of_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     for task in said.tasks.values():
         for size, of_links in task.launches.items():
             workers |= {key: size for keys in of_links.values() for key in keys}
-    if not rules().tier(said.tier).is_emulated:
+    if not rules().parse_tier(said.tier).is_emulated:
         yield Line("links are no emulated ones: bytes rest on what the communicator counted")
         return
     try:
@@ -306,7 +306,7 @@ def _again(
     said = entered.statement
     number = draw if draw is not None else time.time_ns()
     chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
-    runs = trajectories(entry_of(said), rules().tier(said.tier), chosen)
+    runs = trajectories(entry_of(said), rules().parse_tier(said.tier), chosen)
     run = random.Random(number).choice(runs)
     config = resolved(run, said.tier)
     steps = TOGETHER * (config.train.epoch_steps or 1)

@@ -29,10 +29,10 @@ from experiments.config.run import Run
 from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
-    base_rate,
+    base_lr,
     launches,
-    rate_of,
     trajectories,
+    trial_lr,
     trials,
     whole,
     wholes,
@@ -51,7 +51,7 @@ class Unfair(ValueError):
 
 def resolved(run: Run, tier: str) -> Config:
     """Return a run of a tier as a config."""
-    profile = rules().tier(tier).profile or tier.partition(AT)[0]
+    profile = rules().parse_tier(tier).profile or tier.partition(AT)[0]
     return compose.resolve(Run({"profile": profile, **run.settings}, run.variants))
 
 
@@ -63,7 +63,7 @@ class Entering:
     """
 
     def __init__(self, entry: Entrant, tier: str, folders: ResultFolders, held: Frames | None = None) -> None:
-        self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
+        self.entry, self.name, self.tier, self.folders = entry, tier, rules().parse_tier(tier), folders
         self.held = empty_frames() if held is None else held
         self.trials = trials(entry, self.tier)
 
@@ -122,11 +122,11 @@ class Entering:
             if not ended:
                 raise Unfair(
                     f"{self.entry.name}: none of the {len(own)} trials on {name} ended with a loss that is a "
-                    f"number, at rates up to {max(trial.rate for _, trial in own):g} times "
-                    f"{base_rate(self.entry, name, task):g}"
+                    f"number, at rates up to {max(trial.lr_factor for _, trial in own):g} times "
+                    f"{base_lr(self.entry, name, task):g}"
                 )
             _, best = min(ended, key=lambda pair: pair[0])
-            found[name] = BestSettings(rate_of(self.entry, name, task, best.rate), best.searched)
+            found[name] = BestSettings(trial_lr(self.entry, name, task, best.lr_factor), best.searched)
         return found
 
     def _losses(self, configs: Sequence[Config]) -> dict[str, float | None]:
@@ -191,7 +191,7 @@ def statement(
     tasks = dict[str, EntryTaskStatement]()
     for name, task in own.tier.tasks.items():
         tried = [
-            TuningTrial(trial.rate, trial.searched, run_key(own.config(trial.run)))
+            TuningTrial(trial.lr_factor, trial.searched, run_key(own.config(trial.run)))
             for trial in own.trials if trial.task == name
         ]  # fmt: skip
         of_task = [config for config in trained if _is_of(config, own.tier, name)]
@@ -246,7 +246,7 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
 
 def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
     """Return the targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
-    derived, fixed = target_loss_by_task_and_workers(base, rules().share), rules().tier(tier).tasks
+    derived, fixed = target_loss_by_task_and_workers(base, rules().share), rules().parse_tier(tier).tasks
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 

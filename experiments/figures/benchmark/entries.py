@@ -47,7 +47,7 @@ class Trial(NamedTuple):
     """Training on which an entry is tuned."""
 
     task: str
-    rate: float  # times the task's
+    lr_factor: float  # times the task's learning rate
     searched: RunSettings
     run: Run
 
@@ -152,14 +152,14 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 
-def base_rate(entry: Entrant, name: str, task: FrozenTask) -> float:
+def base_lr(entry: Entrant, name: str, task: FrozenTask) -> float:
     """Return the learning rate that those of the trials are multiples of."""
     return float(entry.on.get(name, {}).get("task.lr", task.lr))
 
 
-def rate_of(entry: Entrant, name: str, task: FrozenTask, rate: float) -> float:
+def trial_lr(entry: Entrant, name: str, task: FrozenTask, lr_factor: float) -> float:
     """Return the learning rate of a trial."""
-    return float(f"{base_rate(entry, name, task) * rate:.6g}")
+    return float(f"{base_lr(entry, name, task) * lr_factor:.6g}")
 
 
 def own_settings(entry: Entrant, name: str) -> RunSettings:
@@ -185,13 +185,13 @@ def _trials_on(entry: Entrant, tier: Tier, name: str, task: FrozenTask) -> Itera
     while len(order) < how.number:
         order += drawn.sample(points, len(points))
     shared = {**training(tier, task, how.workers), **own_settings(entry, name)}
-    for rate, point in islice(zip(rules().rates, order, strict=False), how.number):
+    for lr_factor, point in islice(zip(rules().rates, order, strict=False), how.number):
         values: RunSettings = {f"method.{key}": value for key, value in point.items()}
         tuned = {
             "train.held_out": task.held_out, "seed": how.seed,
-            "task.lr": rate_of(entry, name, task, rate),
+            "task.lr": trial_lr(entry, name, task, lr_factor),
         }  # fmt: skip
-        yield Trial(name, rate, values, Run({**shared, **values, **tuned}))
+        yield Trial(name, lr_factor, values, Run({**shared, **values, **tuned}))
 
 
 class BestSettings(NamedTuple):

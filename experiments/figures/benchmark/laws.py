@@ -154,11 +154,11 @@ def _rewritten() -> dict[str, str]:
 
 def _static(entry: Entrant) -> Iterator[Law]:
     """Check that the method's files use nothing but what they may, as far as their text shows it."""
-    found = [fault for path in files_of(entry.method) for fault in faults(path)]
+    found = [fault for path in files_of(entry.method) for fault in find_forbidden_uses(path)]
     yield Law("nothing but what it is handed", not found, "; ".join(found))
 
 
-def faults(path: Path) -> Iterator[str]:
+def find_forbidden_uses(path: Path) -> Iterator[str]:
     """Yield the uses in a method's file that are not for methods, with their lines."""
     tree = ast.parse(path.read_text())
     imported = {
@@ -177,12 +177,12 @@ def faults(path: Path) -> Iterator[str]:
             yield f"{path.name}, line {node.lineno}: {node.id} is no part of a method"
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for each in targets:
-                if isinstance(each, ast.Attribute) and _root(each) in imported:
-                    yield f"{path.name}, line {node.lineno}: {ast.unparse(each)} is not a method's to change"
+            for lhs in targets:
+                if isinstance(lhs, ast.Attribute) and _root(lhs) in imported:
+                    yield f"{path.name}, line {node.lineno}: {ast.unparse(lhs)} is not a method's to change"
         for name in names:
             top, _, rest = name.replace("np.", "numpy.", 1).partition(".")
-            if top not in IMPORTS or any(top == one and rest.startswith(part) for one, part in PARTS):
+            if top not in IMPORTS or any(top == module and rest.startswith(part) for module, part in PARTS):
                 yield f"{path.name}, line {getattr(node, 'lineno', 1)}: {name} is not for methods to use"
 
 

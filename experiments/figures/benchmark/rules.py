@@ -98,23 +98,23 @@ class Rules(Struct, frozen=True):
     whole: Sequence[Whole]
     tiers: Mapping[str, Tier]
 
-    def tier(self, name: str) -> Tier:
-        """Return a tier by its name; a tier that is timed on a cluster is `cluster@NAME`.
+    def parse_tier(self, tier_at_cluster: str) -> Tier:
+        """Return the tier of a word: a tier's name, or `cluster@NAME` for one that is timed on a cluster.
 
         Raises:
             ValueError: there is none, with those that there are; or a cluster is missing, or too much.
         """
-        base, _, cluster = name.partition(AT)
+        base, _, cluster = tier_at_cluster.partition(AT)
         if base not in self.tiers:
             raise ValueError(describe_unknown("tier of the benchmark", base, list(self.tiers)))
-        found = self.tiers[base]
-        if found.is_of_cluster and not cluster:
+        tier = self.tiers[base]
+        if tier.is_of_cluster and not cluster:
             raise ValueError(f"profile={base} is timed on a cluster's own link: name it, cluster=mine")
-        if cluster and not found.is_of_cluster:
+        if cluster and not tier.is_of_cluster:
             raise ValueError(
                 f"cluster={cluster}: tier {base} is timed on one machine; profile=cluster is for clusters"
             )
-        return replace(found, timed={**found.timed, "cluster": cluster}) if cluster else found
+        return replace(tier, timed={**tier.timed, "cluster": cluster}) if cluster else tier
 
 
 @cache

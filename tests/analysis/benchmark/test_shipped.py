@@ -30,6 +30,6 @@ def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence
         assert is_code_of_today(said.method, said.code), said.name
         for own in said.tasks.values():
             for of_links in (*own.launches.values(), *own.baseline.values()):
-                assert {*of_links} == {*rules().tier(TIER).links}
+                assert {*of_links} == {*rules().parse_tier(TIER).links}
                 assert {len(keys) for keys in of_links.values()} == {len(rules().launches)}
                 assert {key for keys in of_links.values() for key in keys} <= runs

@@ -33,15 +33,15 @@ from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.benchmark.cells import cell
 from tests.config.refusals import check_refusals, read_answers
 
-LAPTOP = rules().tier("laptop")
+LAPTOP = rules().parse_tier("laptop")
 
 
 def test_every_task_has_eight_trials_with_a_rate_each_and_values_of_the_space() -> None:
     for own in shipped().values():
         for task in LAPTOP.tasks:
             found = [trial for trial in trials(own, LAPTOP) if trial.task == task]
-            assert sorted(trial.rate for trial in found) == sorted(rules().rates)
-            assert found[0].rate == 1
+            assert sorted(trial.lr_factor for trial in found) == sorted(rules().rates)
+            assert found[0].lr_factor == 1
             assert found[0].searched == {f"method.{key}": tried[0] for key, tried in own.search.items()}
             for key, tried in own.search.items():
                 counts = Counter(trial.searched[f"method.{key}"] for trial in found)
@@ -122,7 +122,7 @@ def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("tier", "where"), [("gpu", "virtual"), ("cluster@generic_slurm", "slurm")])
 def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str, where: str) -> None:
-    known = rules().tier(tier)
+    known = rules().parse_tier(tier)
     plain = {task: BestSettings(1.0, {}) for task in known.tasks}
     base, own = shipped()[BASELINE], shipped()["topk"]
     for run in [trials(own, known)[0].run, *trajectories(base, known, plain)[:6]]:
@@ -137,9 +137,9 @@ def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str, wh
 
 def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
     with pytest.raises(ValueError, match="name it, cluster=mine"):
-        rules().tier("cluster")
+        rules().parse_tier("cluster")
     with pytest.raises(ValueError, match="tier laptop is timed on one machine"):
-        rules().tier("laptop@mine")
+        rules().parse_tier("laptop@mine")
 
 
 def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures.benchmark.laws import code_of, faults, files_of, is_code_of_today
+from experiments.figures.benchmark.laws import code_of, files_of, find_forbidden_uses, is_code_of_today
 from sparsify.methods import REGISTRY as METHODS
 from tests.figures.benchmark.conftest import Command
 
@@ -115,10 +115,10 @@ def refusal(name: str, files: dict[str, str], own_checkout: Path, command: Comma
 def test_a_cheat_is_seen_in_the_text_of_a_method(tmp_path: Path) -> None:
     path = tmp_path / "cheat.py"
     path.write_text(written("fair", "", FINE, "AllReduce()"))
-    assert [*faults(path)] == []
+    assert [*find_forbidden_uses(path)] == []
     for name, (imports, cheat, exchange, said) in BY_ITS_TEXT.items():
         path.write_text(written(name, imports, cheat, exchange))
-        (fault,) = faults(path)
+        (fault,) = find_forbidden_uses(path)
         assert said in fault
 
 
@@ -149,4 +149,4 @@ def test_the_files_of_a_method_are_those_that_it_imports() -> None:
 
 def test_no_method_of_the_repository_reaches_past_what_it_is_handed() -> None:
     paths = {path for name in METHODS.names() for path in files_of(name)}
-    assert [fault for path in paths for fault in faults(path)] == []
+    assert [fault for path in paths for fault in find_forbidden_uses(path)] == []
