@@ -52,7 +52,7 @@ def word_together(verdict: Verdict, significance: SignificanceLevel) -> Verdict:
     return replace(verdict, word="inconclusive", reason=reason, overruled_word=verdict.word)
 
 
-def read_significance_level(folder: Path) -> SignificanceLevel:
+def read_significance_level_or_default(folder: Path) -> SignificanceLevel:
     """Return the level that is stored in a folder; that of a claim that is tested alone where none is.
 
     Raises:

@@ -201,7 +201,7 @@ class Attempt:
         numbers = (path for path in self.checkpoint_folder.glob("*") if NUMBER.fullmatch(path.name))
         return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
-    def newest_whole_checkpoint_step(self) -> int:
+    def newest_whole_checkpoint_step_or_zero(self) -> int:
         """Return the step of the newest whole checkpoint; 0 without any."""
         whole_steps = (
             step for step, path in self.checkpoint_folder_by_step().items() if (path / "whole.json").is_file()

@@ -322,10 +322,10 @@ def fit_each_kind_and_joint(rows: Sequence[Record]) -> dict[str, LinkFit]:
     return fits
 
 
-def format_fits(fits: Mapping[str, LinkFit]) -> str:
+def format_fits(fit_by_kind: Mapping[str, LinkFit]) -> str:
     """Return alpha, bandwidth and the errors of each fit, as Markdown."""
     rows = list[Record]()
-    for kind, fit in fits.items():
+    for kind, fit in fit_by_kind.items():
         bandwidth, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte[:3])
         errors = sorted(100 * abs(residual) for residual in fit.residuals)
         rows.append({

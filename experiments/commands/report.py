@@ -264,7 +264,7 @@ def make_item_pages(
 
 
 def _failed_page(item: str, stem: str, title: str, why: str, source: str = "") -> ItemPage:
-    return ItemPage(item, stem, title, source=source, damage=why, paper=figures.paper_label(item))
+    return ItemPage(item, stem, title, source=source, damage=why, paper=figures.paper_label_or_empty(item))
 
 
 def _is_page_of(page: ItemPage, figure: Figure, profile: str, folders: ResultFolders) -> bool:
@@ -325,7 +325,7 @@ def _make_page(
         files={kind: str(path) for kind, path in paths.items() if is_plain_file(path)},
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
-        paper=figures.paper_label(figure.name),
+        paper=figures.paper_label_or_empty(figure.name),
     )
 
 

@@ -64,7 +64,7 @@ def select_looks(frames: Frames, kind: str, only_tensor: str | None = None) -> p
     return looks
 
 
-def largest_tensor_name(frames: Frames) -> str:
+def largest_tensor_name_or_empty(frames: Frames) -> str:
     """Return the name of the tensor with the most elements in the first run; empty without looks."""
     by_run = largest_tensor_by_run(frames.looks)
     return str(by_run.iloc[0]) if len(by_run) else ""

@@ -212,10 +212,10 @@ class Figure:
             frames: of the figure's own runs and no others.
         """
         from analysis.claims import judge_claims
-        from analysis.significance import read_significance_level, word_together
+        from analysis.significance import read_significance_level_or_default, word_together
         from experiments.tasks import chance_top1_percent
 
-        significance = read_significance_level(ResultFolders().shipped)
+        significance = read_significance_level_or_default(ResultFolders().shipped)
         verdicts = judge_claims(self.claims(), frames, self.declared_scale, chance_top1_percent)
         return [word_together(verdict, significance) for verdict in verdicts]
 

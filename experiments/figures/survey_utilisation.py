@@ -129,7 +129,7 @@ def launch_run_keys(
 
 
 @cache_by_frames
-def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[float]:
+def found_or_requested_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[float]:
     """Return by launch the bandwidth found while all nodes send; as asked where none was found."""
     keys = [key for method in TIMED_AS for key in launch_run_keys(frames, method, link)]
     timed = frames.runs[frames.runs["key"].isin(keys)].reindex(columns=["seed", FOUND_GBIT_S_COLUMN])
@@ -214,7 +214,11 @@ def arithmetic_share_by_launch(
         / (every or 1)
     )
     seconds = local_step_s_by_launch(frames, method, link)
-    return (seconds / (seconds + gbit / found_gbit_s_by_launch(frames, link))).clip(upper=MOST).dropna()
+    return (
+        (seconds / (seconds + gbit / found_or_requested_gbit_s_by_launch(frames, link)))
+        .clip(upper=MOST)
+        .dropna()
+    )
 
 
 def computing_share_ratio(
@@ -275,7 +279,9 @@ def bandwidths_at_utilisation(
     table = pd.DataFrame(
         {link.gbit_s: computing_share_by_launch(frames, method, every, link) for link in links}
     )
-    link_gbit_s = pd.DataFrame({link.gbit_s: found_gbit_s_by_launch(frames, link) for link in links})
+    link_gbit_s = pd.DataFrame(
+        {link.gbit_s: found_or_requested_gbit_s_by_launch(frames, link) for link in links}
+    )
     return BreakEvenBandwidths.interpolate_between_links(
         link_gbit_s, table / (1 - table) * (100 - percent) / percent
     )
@@ -349,7 +355,7 @@ def _delays(frames: Frames) -> list[float]:
 
 def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
-    x = [float(found_gbit_s_by_launch(frames, link).median()) for link in links]
+    x = [float(found_or_requested_gbit_s_by_launch(frames, link).median()) for link in links]
     curves = []
     for method in TIMED_AS:
         lines = method_at_drawn_periods(method)
@@ -438,7 +444,10 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _link_columns(frames: Frames, link: RequestedLink) -> dict[str, Any]:
-    return {"found": float(found_gbit_s_by_launch(frames, link).median()), "one way": 1e3 * link.delay_s}
+    return {
+        "found": float(found_or_requested_gbit_s_by_launch(frames, link).median()),
+        "one way": 1e3 * link.delay_s,
+    }
 
 
 def checked_composition_ratios(frames: Frames) -> list[tuple[MethodWithPeriod, RequestedLink, Estimate]]:

@@ -153,7 +153,7 @@ def claims() -> list[Claim]:
     ]
 
 
-def final_loss_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
+def final_loss_or_inf_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
     """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
     losses = {}
     for key in training_run_keys(frames, method, *cell):
@@ -169,11 +169,11 @@ def capped_loss_by_seed_and_cell(frames: Frames) -> pd.DataFrame:
     At most `SHOWN` times that of the other methods.
     """
     other_losses = pd.concat(
-        [final_loss_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
+        [final_loss_or_inf_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
     )
     limits = SHOWN * other_losses.max(axis="columns")
     limits = limits[np.isfinite(limits)]
-    losses = {cell: final_loss_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
+    losses = {cell: final_loss_or_inf_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
     table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
     clipped: pd.DataFrame = table.clip(upper=limits, axis="index")
     return clipped
@@ -202,12 +202,12 @@ def best_cell_loss_by_seed(frames: Frames) -> pd.Series[float]:
 
 def best_stable_loss_over(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of Stable Top-K at its best over that of another method."""
-    return _mean_over_seeds(best_cell_loss_by_seed(frames) / final_loss_by_seed(frames, other))
+    return _mean_over_seeds(best_cell_loss_by_seed(frames) / final_loss_or_inf_by_seed(frames, other))
 
 
 def loss_over_best_stable(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of another method over that of Stable Top-K at its best."""
-    return _mean_over_seeds(final_loss_by_seed(frames, other) / best_cell_loss_by_seed(frames))
+    return _mean_over_seeds(final_loss_or_inf_by_seed(frames, other) / best_cell_loss_by_seed(frames))
 
 
 def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:

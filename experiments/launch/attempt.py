@@ -176,7 +176,7 @@ def _can_resume(attempt: Attempt) -> bool:
     if not ended_early or manifest.get("code") != code_version.code_digest():
         return False
     attempt.check_no_links()
-    return attempt.newest_whole_checkpoint_step() > 0
+    return attempt.newest_whole_checkpoint_step_or_zero() > 0
 
 
 def container_config(config: Config) -> ContainerConfig | None:

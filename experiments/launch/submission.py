@@ -275,7 +275,7 @@ def _submit_array(
         ) from error
     except ValueError as error:
         for attempt in (run.attempt for runs in runs_by_job for run in runs):
-            if attempt.newest_whole_checkpoint_step():
+            if attempt.newest_whole_checkpoint_step_or_zero():
                 attempt.update_manifest(state="preempted", why=str(error))
             else:
                 attempt.mark_failed_unless_whole(str(error), "bad_input")

@@ -12,7 +12,7 @@ from analysis import verdicts
 from analysis.claims import Claim, Verdict, VerdictWord
 from analysis.significance import (
     holm_significance_level,
-    read_significance_level,
+    read_significance_level_or_default,
     word_together,
     write_significance_level,
 )
@@ -135,9 +135,9 @@ def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together(tmp_p
     )
     assert fallen.explanation == "holds if tested alone, not with 2 claims tested together"
     assert word_together(fallen, level) == fallen
-    assert read_significance_level(tmp_path).level == pytest.approx(0.05)
+    assert read_significance_level_or_default(tmp_path).level == pytest.approx(0.05)
     write_significance_level(tmp_path, level)
-    assert read_significance_level(tmp_path) == level
+    assert read_significance_level_or_default(tmp_path) == level
 
 
 def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> None:

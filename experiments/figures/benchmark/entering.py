@@ -288,16 +288,16 @@ def baseline(folders: ResultFolders, tier: str) -> EntryFile | None:
     return next((each for each in entered if each.statement.name == BASELINE), None)
 
 
-def check_bytes(frames: Frames, workers: Mapping[str, int]) -> None:
+def check_bytes(frames: Frames, num_workers_by_key: Mapping[str, int]) -> None:
     """Refuse launches whose interfaces sent other than was counted, by more than headers.
 
     Args:
-        workers: of each launch's runs, by key.
+        num_workers_by_key: of each launch's runs.
 
     Raises:
         Unfair: there is one, or one that counted nothing.
     """
-    for key, size in workers.items():
+    for key, size in num_workers_by_key.items():
         row = frames.runs[frames.runs["key"] == key].iloc[0]
         found = {name: float(row.get(f"interface.{name}", np.nan)) for name in COUNTED}
         if any(np.isnan(value) for value in found.values()):
