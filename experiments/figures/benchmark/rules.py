@@ -65,7 +65,7 @@ class Tier(Struct, frozen=True):
         return OWN in self.links
 
 
-class Whole(Struct, frozen=True):
+class WallClockTrainingRule(Struct, frozen=True):
     """A training in real time as a whole."""
 
     entry: str
@@ -74,19 +74,19 @@ class Whole(Struct, frozen=True):
     link: str
 
 
-class Trials(Struct, frozen=True):
+class TrialRules(Struct, frozen=True):
     number: int
     workers: int
     seed: int
 
 
 class Rules(Struct, frozen=True):
-    """A version."""
+    """A version of the benchmark's rules."""
 
     version: int
     steps: int
     epoch_steps: int
-    trials: Trials
+    trials: TrialRules
     seeds: Sequence[int]
     launches: Sequence[int]
     share: float
@@ -95,7 +95,7 @@ class Rules(Struct, frozen=True):
     every: int
     trained: Mapping[str, Any]
     timed: Mapping[str, Any]
-    whole: Sequence[Whole]
+    whole: Sequence[WallClockTrainingRule]
     tiers: Mapping[str, Tier]
 
     def parse_tier(self, tier_at_cluster: str) -> Tier:
@@ -119,11 +119,11 @@ class Rules(Struct, frozen=True):
 
 @cache
 def rules() -> Rules:
-    """Version 1."""
+    """Return the rules of version 1."""
     return convert(yaml.decode(FILE.read_bytes()), Rules)
 
 
-def digest(tier: str) -> str:
+def rules_digest(tier: str) -> str:
     """Return the SHA-256 of the rules of a tier, without its targets, which are its baseline's.
 
     Entries by other rules are not compared.
@@ -134,18 +134,18 @@ def digest(tier: str) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
+def training_settings(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
     """Return the settings of a training of this task, whoever enters."""
     shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
     return {**shared, "workers": workers, "train.validate_on": task.held_out}
 
 
-def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
+def launch_settings(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """Return the settings of a launch, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
-    return {**shared, **over(tier, link)}
+    return {**shared, **link_settings(tier, link)}
 
 
-def over(tier: Tier, link: str) -> RunSettings:
+def link_settings(tier: Tier, link: str) -> RunSettings:
     """Return the settings of a run that is timed over a link."""
     return {**tier.links[link], **({} if link == OWN else {"link": link})}
