@@ -202,8 +202,8 @@ class Verdict:
         return self.overruled_word or self.word
 
     @property
-    def p_value(self) -> float:
-        """The probability of such an interval, if a limit of its band is the truth; 1 if undecided."""
+    def p_value_or_one(self) -> float:
+        """The p-value of the hypothesis that a limit of its band is the truth; 1 if undecided."""
         if self.word_alone not in DECISIVE or self.ours is None:
             return 1.0
         is_wide = self.claim.is_published and self.word_alone in (
@@ -212,7 +212,7 @@ class Verdict:
             "other direction",
         )
         band = self.claim.partly_band() if is_wide else self.claim.band()
-        return band.p_value(self.ours)
+        return band.largest_p_value_of_limits(self.ours)
 
     @property
     def explanation(self) -> str:

@@ -81,7 +81,7 @@ class Estimate(NamedTuple):
             return -np.inf, np.inf
         return self.low, self.high
 
-    def p_value(self, limit: float) -> float:
+    def two_sided_p_value(self, limit: float) -> float:
         """Return the two-sided p-value of the hypothesis that `limit` is the truth; 1 without an interval."""
         if self.low is None:
             return 1.0

@@ -142,7 +142,7 @@ def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
                 "of": ours.sample_kind if ours else "",
                 "verdict": verdict.word,
                 "alone": verdict.word_alone,
-                "p_value": f"{verdict.p_value:.2g}" if verdict.word_alone in DECISIVE else "",
+                "p_value": f"{verdict.p_value_or_one:.2g}" if verdict.word_alone in DECISIVE else "",
                 "scale": verdict.scale,
                 "reason": "; ".join(filter(None, (verdict.reason, verdict.horizon))),
                 "process_groups": verdict.num_launches,

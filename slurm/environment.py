@@ -173,7 +173,7 @@ def is_variable_true(name: str) -> bool:
 # SLURM's job that this process belongs to.
 
 
-def current_job_id() -> str:
+def current_job_id_or_empty() -> str:
     """Return SLURM's id of this job: 12, or 12_3 for a job of an array; empty outside of a job."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     number = os.environ.get("SLURM_ARRAY_TASK_ID")
@@ -198,7 +198,7 @@ def job_restart_count() -> int:
 
 def job_start_name() -> str:
     """Return a name for this start of this job (12-0), equal on all its nodes."""
-    return f"{current_job_id()}-{job_restart_count()}"
+    return f"{current_job_id_or_empty()}-{job_restart_count()}"
 
 
 def job_step_name() -> str:

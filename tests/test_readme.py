@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsify
-from analysis.significance import holm_significance_level, read_significance_level
+from analysis.significance import holm_significance_level, read_significance_level_or_default
 from analysis.verdicts import verdicts_csv, verdicts_page_markdown
 from experiments import commands, figures
 from experiments.commands._findings import load_findings
@@ -151,7 +151,7 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     shown = README.partition(README_BEGIN)[2].partition(README_END)[0]
     assert shown.strip() == readme_verdicts_markdown(rows).strip()
     level = holm_significance_level(verdict for _, verdict in rows)
-    assert read_significance_level(folders.shipped) == level
+    assert read_significance_level_or_default(folders.shipped) == level
     assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page_markdown(rows)
 

@@ -43,11 +43,11 @@ LARGEST_SCALE = 1.0
 NONZERO_SHARE = 0.01  # of the elements, where most are zero
 
 
-class StepInputs(NamedTuple):
+class StepSequenceInputs(NamedTuple):
     """The inputs of a benchmark's steps, one step after the other."""
 
-    residual: Tensor  # (n,) float32, before the first step
-    gradients: Tensor  # (turns, n), in one piece of memory
+    initial_residual: Tensor  # (n,) float32, before the first step
+    gradients_by_turn: Tensor  # (turns, n), in one piece of memory
     source: str  # in words
     is_always_first_step: bool = False  # every step is a training's first one, and has no residual
 
@@ -125,7 +125,7 @@ DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
 
 def make_or_load_inputs(
     distribution: str, n: int, turns: int, gradients_folder: Path, device: torch.device
-) -> StepInputs:
+) -> StepSequenceInputs:
     """Return inputs of a distribution, or of a network whose gradients are kept in a folder."""
     if distribution in NETWORKS:
         return load_or_train_inputs(distribution, gradients_folder, device)
@@ -134,7 +134,7 @@ def make_or_load_inputs(
     return make_synthetic_inputs(distribution, n, turns, device)
 
 
-def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.device) -> StepInputs:
+def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.device) -> StepSequenceInputs:
     """Return the same numbers at each call; the residual is what a gradient before them left."""
     rng = Generator(device).manual_seed(0)
     fill, source = SYNTHETIC[distribution]
@@ -142,20 +142,25 @@ def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.d
     gradients = huge_pages.request(torch.empty(turns, n, device=device))
     for vector in (residual, *gradients):
         fill(vector, rng)
-    return StepInputs(residual, gradients, source)
+    return StepSequenceInputs(residual, gradients, source)
 
 
-def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> StepInputs:
+def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> StepSequenceInputs:
     """Return a training's first step in bfloat16, where very many elements tie; as many bytes as float32."""
     inputs = make_synthetic_inputs("ties", n, 2 * turns, device)
     source = (
         f"the first step of a training: no residual; {inputs.source}, in bfloat16, which torch.add adds to "
         "float32 slowly, so that here it is no floor"
     )
-    return StepInputs(inputs.residual.zero_(), inputs.gradients.bfloat16(), source, is_always_first_step=True)
+    return StepSequenceInputs(
+        inputs.initial_residual.zero_(),
+        inputs.gradients_by_turn.bfloat16(),
+        source,
+        is_always_first_step=True,
+    )
 
 
-def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepInputs:
+def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepSequenceInputs:
     """Return stored inputs of a network in training; where there are none, train it and store them.
 
     Images are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
@@ -178,7 +183,7 @@ def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.dev
         huge_pages.request(torch.empty_like(stored_inputs[part])).copy_(stored_inputs[part])
         for part in ("residual", "gradients")
     )
-    return StepInputs(residual, gradients, stored_inputs["source"])
+    return StepSequenceInputs(residual, gradients, stored_inputs["source"])
 
 
 def record_training_gradients(

@@ -252,20 +252,21 @@ def measure_messages(
             samples[index].append(time_case_s(cases[index], comm, device))
     comm.barrier()
     return [
-        {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": seconds}
+        {"message": case.kind, "size": case.requested_bytes, **case.cost._asdict(), "seconds": seconds}
         for case, seconds in zip(cases, samples, strict=True)
     ]
 
 
 def make_probe_case(
-    comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device
+    comm: Comm, kind: str, message_bytes: int, pair: tuple[int, int], device: torch.device
 ) -> ProbeCase:
     """Return one kind of message or collective at one size."""
     if kind != PING_PONG:
-        return ProbeCase.create(comm, kind, size // comm.size, pair, device)._replace(size=size)
-    data = torch.zeros(size // 4, device=device)
+        case = ProbeCase.create(comm, kind, message_bytes // comm.size, pair, device)
+        return case._replace(requested_bytes=message_bytes)
+    data = torch.zeros(message_bytes // 4, device=device)
     send = partial(ping_pong, comm, data, data, [pair])
-    return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
+    return ProbeCase(kind, message_bytes, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
 def time_case_s(case: ProbeCase, comm: Comm, device: torch.device) -> float:
@@ -321,10 +322,10 @@ def fit_each_kind_and_joint(rows: Sequence[Record]) -> dict[str, LinkFit]:
     return fits
 
 
-def format_fits(fits: Mapping[str, LinkFit]) -> str:
+def format_fits(fit_by_kind: Mapping[str, LinkFit]) -> str:
     """Return alpha, bandwidth and the errors of each fit, as Markdown."""
     rows = list[Record]()
-    for kind, fit in fits.items():
+    for kind, fit in fit_by_kind.items():
         bandwidth, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte[:3])
         errors = sorted(100 * abs(residual) for residual in fit.residuals)
         rows.append({

@@ -17,9 +17,13 @@ from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
 from experiments.config import choices
 from experiments.config.folders import ROOT, ResultFolders
-from experiments.figures.benchmark.entering import baseline, by_todays_rules, targets_of
+from experiments.figures.benchmark.entering import (
+    find_baseline_entry,
+    read_entries_by_todays_rules,
+    targets_by_task_and_workers,
+)
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import OWN, digest, rules
+from experiments.figures.benchmark.rules import OWN, rules, rules_digest
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
@@ -48,10 +52,10 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         against: a folder with files of another day's entries; then no pages are written, but the agreement of
             both days is shown.
     """
-    tier = rules().tier(profile)
+    tier = rules().parse_tier(profile)
     folders = ResultFolders()
-    entries, notes = by_todays_rules(folders, profile)
-    base = baseline(folders, profile)
+    entries, notes = read_entries_by_todays_rules(folders, profile)
+    base = find_baseline_entry(folders, profile)
     if base is None:
         raise ValueError(
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
@@ -59,7 +63,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         )
     for note in notes:
         say(note)
-    targets = targets_of(profile, base)
+    targets = targets_by_task_and_workers(profile, base)
     cells = list[Cell]()
     for entry in [*entries]:
         try:
@@ -68,7 +72,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
             entries.remove(entry)
             notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
     if against is not None:
-        other_entries, notes = read_newest_entries([Path(against)], profile, digest(profile))
+        other_entries, notes = read_newest_entries([Path(against)], profile, rules_digest(profile))
         for note in notes:
             say(note)
         other_cells = [cell for entry in other_entries for cell in evaluate_entry(entry, base, targets)]

@@ -111,7 +111,7 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
-        largest_gib = max(model.max_memory_gib(run.config) for run in todo)
+        largest_gib = max(model.max_memory_gib_or_zero(run.config) for run in todo)
         if largest_gib:
             yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in estimates if not estimate]

@@ -62,7 +62,7 @@ def items_in_reading_order() -> list[str]:
     papers_by_item = {item: _paper_of_file(path) for item, path in files_by_item().items()}
     ordered = list[str]()
     for paper in sorted(
-        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.paper_bibtex(name), name)
+        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.bibtex_or_empty(name), name)
     ):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
         order = papers.items_in_paper_order(paper)
@@ -70,7 +70,7 @@ def items_in_reading_order() -> list[str]:
     return [*ordered, *(item for item in papers_by_item if item not in ordered)]
 
 
-def paper_label(item: str) -> str:
+def paper_label_or_empty(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
     paper = _paper_of_file(files_by_item()[item])
     return papers.citation_label_or_empty(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")

@@ -39,11 +39,13 @@ def setting_axis(key: str, values: Iterable[Any]) -> list[RunSettings]:
     return [{key: value} for value in values]
 
 
-def with_density_except_dense(methods: Mapping[str, RunSettings], density: float) -> dict[str, RunSettings]:
-    """Return the methods, all but dense at this density."""
+def with_density_except_dense(
+    settings_by_method: Mapping[str, RunSettings], density: float
+) -> dict[str, RunSettings]:
+    """Return the settings by method, with this density in all but those of dense."""
     return {
         name: settings if name == "dense" else {**settings, "method.density": density}
-        for name, settings in methods.items()
+        for name, settings in settings_by_method.items()
     }
 
 

@@ -58,14 +58,14 @@ def select_task_runs(frames: Frames, task: str) -> Frames:
     return select_runs(frames, find_run_keys(frames, {"task.name": task}))
 
 
-def select_looks(frames: Frames, kind: str, tensor: str | None = None) -> pd.DataFrame:
-    """Return the looks of one kind, at all tensors or at one."""
-    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(tensor) if tensor else True)
+def select_looks(frames: Frames, kind: str, only_tensor: str | None = None) -> pd.DataFrame:
+    """Return the looks of one kind, at any tensor or at one alone."""
+    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(only_tensor) if only_tensor else True)
     looks: pd.DataFrame = frames.looks[is_wanted]
     return looks
 
 
-def largest_tensor_name(frames: Frames) -> str:
+def largest_tensor_name_or_empty(frames: Frames) -> str:
     """Return the name of the tensor with the most elements in the first run; empty without looks."""
     by_run = largest_tensor_by_run(frames.looks)
     return str(by_run.iloc[0]) if len(by_run) else ""

@@ -67,7 +67,8 @@ class MethodVariant(NamedTuple):
 
 # By label.
 VARIANTS = {
-    label: MethodVariant(**entry) for label, entry in papers.item_data("survey.methods")["variants"].items()
+    label: MethodVariant(**entry)
+    for label, entry in papers.item_settings("survey.methods")["variants"].items()
 }
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.

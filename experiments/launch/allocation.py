@@ -49,7 +49,7 @@ def run_in_allocation(
         )
     all_words = _add_allocation_words(words, allocation)
     _check_clusters(all_words)
-    job = environment.current_job_id()
+    job = environment.current_job_id_or_empty()
     folders = ResultFolders()
     configs = requested_runs(all_words, include_additional=include_additional).configs
     planned = shuffle_runs_within_repetitions(
@@ -77,7 +77,7 @@ def run_in_allocation(
         job=job,
         sweep=folder.name,
         cluster=environment.current_cluster_name(),
-        exclusive=commands.has_exclusive_nodes(job),
+        alone_on_machines=commands.has_exclusive_nodes(job),
     )
     started = [start(run) for run in selected]
     spec = job_spec(started, folders, code)

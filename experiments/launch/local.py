@@ -173,8 +173,8 @@ class LocalBackend:
             if self.failures:
                 raise self.failures[0]
 
-    def poll(self) -> UnfinishedRuns | None:
-        """Start the runs that there is room for, accept those that have ended well, and return the others.
+    def poll_unfinished_runs(self) -> UnfinishedRuns | None:
+        """Start runs that there is room for, accept those that have ended well, and return the others.
 
         Returns:
             the runs that have not ended; None once there is none.
@@ -286,9 +286,8 @@ class LocalBackend:
         if attempt.state == "preempted":
             if self.signals.was_received:
                 return False
-            why = (
-                f"told to stop, saved at step {attempt.newest_whole_checkpoint_step():,}: run again to go on"
-            )
+            step = attempt.newest_whole_checkpoint_step_or_zero()
+            why = f"told to stop, saved at step {step:,}: run again to go on"
             raise RunFailed(why, "preempted", attempt)
         kind, why = diagnose_failed_start(run.workers.folder, codes, run.workers.size)
         if run.workers.has_lost_network:
@@ -301,7 +300,7 @@ class LocalBackend:
     def _describe_interruption(self) -> str:
         facts = []
         for attempt in [*self.stopped, *(run.attempt for run in self.running)]:
-            step = attempt.newest_whole_checkpoint_step()
+            step = attempt.newest_whole_checkpoint_step_or_zero()
             facts.append(f"{attempt.run_id} " + (f"saved at step {step:,}" if step else "had saved nothing"))
         if self.waiting:
             facts.append(f"{len(self.waiting)} runs had not begun")

@@ -100,8 +100,11 @@ class SlurmBackend:
             others = f" ({num_others} more failed: `status` lists them)" if num_others else ""
             raise RunFailed(f"{first.why}{others}", first.kind, self.bad_attempts[0])
 
-    def poll(self) -> UnfinishedRuns | None:
-        """Read the records now and then, ask SLURM more rarely; return None once all runs have ended."""
+    def poll_unfinished_runs(self) -> UnfinishedRuns | None:
+        """Return the runs that have not ended, None once there are none.
+
+        Records are read now and then, and SLURM is asked more rarely.
+        """
         now_s = time.monotonic()
         if now_s - self.read_at > READ_S:
             if now_s - self.asked_at > ASK_S:
@@ -252,7 +255,7 @@ def _submit_array(
     start = partial(
         prepare_attempt,
         force_new=force,
-        exclusive=cluster.exclusive,
+        alone_on_machines=cluster.exclusive,
         sweep=sweep.folder.name,
         cluster=jobs.query_cluster_name(),
     )
@@ -272,7 +275,7 @@ def _submit_array(
         ) from error
     except ValueError as error:
         for attempt in (run.attempt for runs in runs_by_job for run in runs):
-            if attempt.newest_whole_checkpoint_step():
+            if attempt.newest_whole_checkpoint_step_or_zero():
                 attempt.update_manifest(state="preempted", why=str(error))
             else:
                 attempt.mark_failed_unless_whole(str(error), "bad_input")

@@ -283,10 +283,10 @@ def test_a_p_value_says_what_the_interval_says() -> None:
     ratio = estimate_mean([1.0, 2.0, 4.0], POSITIVE)
     for own in (value, ratio):
         for edge in interval(own):
-            assert own.p_value(edge) == pytest.approx(0.05)
-    assert value.p_value(2.0) == pytest.approx(1.0)
-    assert ratio.scale_by(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
-    assert ratio.percent_above_one().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
-    assert Estimate(1.0).p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
-    assert Estimate(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
-    assert Estimate(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0
+            assert own.two_sided_p_value(edge) == pytest.approx(0.05)
+    assert value.two_sided_p_value(2.0) == pytest.approx(1.0)
+    assert ratio.scale_by(3).two_sided_p_value(3 * 1.5) == pytest.approx(ratio.two_sided_p_value(1.5))
+    assert ratio.percent_above_one().two_sided_p_value(50.0) == pytest.approx(ratio.two_sided_p_value(1.5))
+    assert Estimate(1.0).two_sided_p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).two_sided_p_value(1.0) == 1.0
+    assert Estimate(np.inf, 3.0, np.inf, 5).two_sided_p_value(1.0) == 0.0
+    assert Estimate(np.inf, 0.5, np.inf, 5).two_sided_p_value(1.0) == 1.0

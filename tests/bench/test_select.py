@@ -151,8 +151,10 @@ def test_real_gradients_come_from_training_and_are_kept(
     monkeypatch.setitem(gradients.TRAINING_STEPS, "cpu", 6)
     monkeypatch.setenv("DATA_ROOT", str(tmp_path))  # no CIFAR-10 there
     made = gradients.load_or_train_inputs("small", tmp_path, CPU)
-    assert made.gradients.shape == (gradients.NUM_KEPT_GRADIENTS, size)
-    assert (made.residual == 0).sum() >= int(gradients.DENSITY * size)  # what was sent in the step before
+    assert made.gradients_by_turn.shape == (gradients.NUM_KEPT_GRADIENTS, size)
+    assert (made.initial_residual == 0).sum() >= int(
+        gradients.DENSITY * size
+    )  # what was sent in the step before
     monkeypatch.setattr(gradients, "record_training_gradients", None)
     again = gradients.load_or_train_inputs("small", tmp_path, CPU)
-    assert torch.equal(again.gradients, made.gradients)
+    assert torch.equal(again.gradients_by_turn, made.gradients_by_turn)

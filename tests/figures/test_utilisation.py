@@ -73,9 +73,9 @@ def test_arithmetic_knows_bytes_and_the_bandwidth_that_was_found() -> None:
     assert exact[:3] == pytest.approx((1.0, 1.0, 1.0))  # of each launch's own seconds of computing
     assert there(item.arithmetic_over_measured_share(frames(), item.SPARSELOCO, 8, item.CLAIMED)).value > 1.03
     adjacent = frames(launches=1, delay=0.0)
-    assert item.found_gbit_s_by_launch(adjacent, AT_ONCE).to_list() == [0.1]
+    assert item.found_or_requested_gbit_s_by_launch(adjacent, AT_ONCE).to_list() == [0.1]
     slow = adjacent._replace(runs=adjacent.runs.assign(**{FOUND_GBIT_S_COLUMN: 0.05}))
-    assert item.found_gbit_s_by_launch(slow, AT_ONCE).to_list() == [0.05]
+    assert item.found_or_requested_gbit_s_by_launch(slow, AT_ONCE).to_list() == [0.05]
     dense = item.arithmetic_share_by_launch(slow, item.DENSE, None, AT_ONCE)
     assert dense.to_dict() == {0: pytest.approx(COMPUTING / (COMPUTING + 2))}
 

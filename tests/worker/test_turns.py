@@ -64,7 +64,7 @@ def test_what_is_stopped_between_two_turns_is_no_record_and_begins_again(
         carry_out(told, attempt, tmp_path / "start", StopAt(6))
     assert attempt.state == "preempted"
     assert not attempt.is_valid()
-    assert not attempt.newest_whole_checkpoint_step()
+    assert not attempt.newest_whole_checkpoint_step_or_zero()
     assert 0 < len(recorded(attempt, 0)) < 3 * STEPS
     carry_out(told, attempt, tmp_path / "start")
     check_whole(attempt)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sparsify
-from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, files_of
+from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, find_method_files
 from experiments.training.task import patch_optimizers_to_skip_compiler
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
@@ -171,7 +171,7 @@ def run_training_process(
     """Train in this process; write what it says into FOLDER/NAME.said, and its digests into FOLDER/NAME."""
     with open(f"{folder}/{name}.said", "w", buffering=1) as said:
         os.dup2(said.fileno(), 2)
-    forbid_reaching_out({*map(str, files_of(settings["method"]))})
+    forbid_reaching_out({*map(str, find_method_files(settings["method"]))})
     method = METHODS.build(settings["method"], settings["values"])
     Path(folder, name).write_text(json.dumps(train(method, folder, *more)))
 
