@@ -33,14 +33,18 @@ def ensure_peer_packages() -> PeerPackages:
     The environment of this process stays as it is. Workers that need the folder append it to their path, so
     that their own environment comes first.
     """
-    known = {"torch": version("torch"), "sparsify": sparsify.__version__}
     folder = peer_packages_folder()
     why = "" if folder.is_dir() else try_install(folder)
     why = why or explain_failed_import(folder)
     if why:
-        return PeerPackages(str(folder), known, f"could not run: {why}")
+        return PeerPackages(str(folder), installed_versions(), f"could not run: {why}")
     (peer,) = distributions(name=TORCHFT, path=[str(folder)])
-    return PeerPackages(str(folder), known | {TORCHFT: peer.version})
+    return PeerPackages(str(folder), installed_versions() | {TORCHFT: peer.version})
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the packages in this process's own environment."""
+    return {"torch": version("torch"), "sparsify": sparsify.__version__}
 
 
 def peer_packages_folder() -> Path:

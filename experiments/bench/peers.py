@@ -23,7 +23,7 @@ from experiments.bench._launches import (
     run_launches,
 )
 from experiments.bench._loopback import read_loopback_sent_bytes, try_enter_common_loopback
-from experiments.bench._peer_packages import TORCHFT, PeerPackages, ensure_peer_packages
+from experiments.bench._peer_packages import TORCHFT, PeerPackages, ensure_peer_packages, installed_versions
 from experiments.bench._peer_pages import PEERS_PAGE, peer_case_title, summarise_losses
 from experiments.bench._peer_variants import STARTERS, PeerSetup, PeerTraining
 from experiments.bench._runner import (
@@ -45,10 +45,10 @@ from sparsify.wrappers.engine import NonFiniteGradientError
 
 Part: TypeAlias = Literal["time", "bytes", "loss"]
 DEFAULT_STEPS = 400
-DEFAULT_STEPS_BY_TASK = {"gpt_ptbchars": 200}  # whose steps take ten times as long
+DEFAULT_STEPS_BY_TASK = {"gpt_ptbchars": 150}  # whose steps take ten times as long
 SETTLING_ROUNDS = 2  # before bytes are counted: DDP rebuilds its buckets, PowerSGD begins
 COUNTED_ROUNDS = 4
-VALIDATION_EXAMPLES = 2000
+VALIDATION_EXAMPLES = 1000
 
 
 def peers(
@@ -91,13 +91,17 @@ def peers(
         every: steps of a round: H of DiLoCo and of post-local SGD.
         density: k/n of topk.
         rank: columns of PowerSGD's factors.
-        steps: steps of a training, in whole rounds; by default 400, of gpt_ptbchars 200.
+        steps: steps of a training, in whole rounds; by default 400, of gpt_ptbchars 150.
         seeds: number of trainings of each variant.
     """
     check_known_names("variant", variants, STARTERS)
     names = [name for name in PEER_ROWS if name == DDP or name in (variants or STARTERS)]
     options_by_task = {task: find_task_and_data(task) for task in tasks}
-    packages = ensure_peer_packages()
+    for size in workers:
+        if size < 2:
+            raise ValueError(f"--workers {size}: one worker alone sends nothing; take 2 or more")
+    needs_torchft = any(map(is_of_torchft, names))
+    packages = ensure_peer_packages() if needs_torchft else PeerPackages("", installed_versions())
     cases = list[Record]()
     for part in parts:
         for task in tasks:
