@@ -34,6 +34,9 @@ class PeerRow(BenchmarkRow, frozen=True, kw_only=True):
     task: str
     workers: WholeNumber
     every: WholeNumber
+    rank: WholeNumber
+    outer_lr: Positive
+    outer_momentum: Finite
     package: str  # with its version
     why: str | None = None
 

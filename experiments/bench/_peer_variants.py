@@ -37,8 +37,6 @@ SCHEDULE_EPOCHS = 10  # over which the tasks' learning rates are planned; here t
 POST_LOCAL_SHARE = (
     0.5  # of a training before its local steps, as in most of Lin et al. 2020 (arXiv:1808.07217)
 )
-OUTER_LR = 0.7
-OUTER_MOMENTUM = 0.9
 LOCALHOST = "127.0.0.1"
 # The argument's name since torch 2.14, and before.
 SYNC_BUFFERS = (
@@ -53,22 +51,24 @@ class PeerSetup:
     """The task, the data and the options that the variants of a launch share.
 
     Args:
-        every: steps of a round, after which all workers have the same parameters under every variant.
-        matrix_rank: columns of PowerSGD's factors.
         peer_folder: where the packages lie that only this benchmark needs.
         num_steps: steps of a whole training. None: rounds are timed, on a few batches, at a constant
             learning rate so small that no variant trains into numbers that the others do not have.
+        every: steps of a round, after which all workers have the same parameters under every variant.
+        rank: columns of PowerSGD's factors.
     """
 
     task: Task
     data: Dataset
     comm: TorchComm
     seed: int
-    every: int
-    density: float
-    matrix_rank: int
     peer_folder: str
     num_steps: int | None
+    every: int
+    density: float
+    rank: int
+    outer_lr: float
+    outer_momentum: float
 
     def make_model_and_optimizer(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Return a model, equal on all workers and for all variants, and the task's own optimizer."""
@@ -212,7 +212,9 @@ def start_torchft_diloco(setup: PeerSetup) -> PeerTraining:
     stack.callback(bool, store)  # keeps it until then: other workers' managers ask it
     stack.callback(comm.barrier)  # no lighthouse ends before all managers have
     stack.callback(manager.shutdown)
-    outer = torch.optim.SGD(model.parameters(), lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+    outer = torch.optim.SGD(
+        model.parameters(), lr=setup.outer_lr, momentum=setup.outer_momentum, nesterov=True
+    )
     stack.enter_context(local_sgd.DiLoCo(manager, [model], inner, outer, sync_every=setup.every))
 
     def close() -> None:
@@ -235,7 +237,7 @@ def add_fp16_hook(setup: PeerSetup, ddp: DistributedDataParallel, inner: torch.o
 
 def add_powersgd_hook(setup: PeerSetup, ddp: DistributedDataParallel, inner: torch.optim.Optimizer) -> None:
     state = powerSGD_hook.PowerSGDState(
-        setup.comm.group, setup.matrix_rank, start_powerSGD_iter=POWERSGD_DENSE_STEPS
+        setup.comm.group, setup.rank, start_powerSGD_iter=POWERSGD_DENSE_STEPS
     )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
@@ -249,11 +251,11 @@ def make_topk(setup: PeerSetup) -> Method:
 
 
 def make_powersgd(setup: PeerSetup) -> Method:
-    return sparsify.powersgd(rank=setup.matrix_rank)
+    return sparsify.powersgd(rank=setup.rank)
 
 
 def make_diloco(setup: PeerSetup) -> LocalSteps:
-    return sparsify.diloco(every=setup.every, lr=OUTER_LR, momentum=OUTER_MOMENTUM)
+    return sparsify.diloco(every=setup.every, lr=setup.outer_lr, momentum=setup.outer_momentum)
 
 
 STARTERS: dict[str, StartTraining] = {  # in the order of peer_rows.yaml

@@ -40,12 +40,13 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.ranges import PositiveFraction, PositiveInt
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveFraction, PositiveInt
 from sparsify.wrappers.engine import NonFiniteGradientError
 
 Part: TypeAlias = Literal["time", "bytes", "loss"]
 DEFAULT_STEPS = 400
 DEFAULT_STEPS_BY_TASK = {"gpt_ptbchars": 150}  # whose steps take ten times as long
+METHOD_OPTIONS = ("every", "density", "rank", "outer_lr", "outer_momentum")
 SETTLING_ROUNDS = 2  # before bytes are counted: DDP rebuilds its buckets, PowerSGD begins
 COUNTED_ROUNDS = 4
 VALIDATION_EXAMPLES = 1000
@@ -62,6 +63,8 @@ def peers(
     every: PositiveInt = 10,
     density: PositiveFraction = 0.01,
     rank: PositiveInt = 2,
+    outer_lr: PositiveFloat = 0.7,
+    outer_momentum: MomentumFactor = 0.9,
     steps: PositiveInt | None = None,
     seeds: PositiveInt = 5,
 ) -> Benchmark:
@@ -91,6 +94,7 @@ def peers(
         every: steps of a round: H of DiLoCo and of post-local SGD.
         density: k/n of topk.
         rank: columns of PowerSGD's factors.
+        outer_lr, outer_momentum: of both DiLoCos' outer steps, by default as published for AdamW inside.
         steps: steps of a training, in whole rounds; by default 400, of gpt_ptbchars 150.
         seeds: number of trainings of each variant.
     """
@@ -102,11 +106,12 @@ def peers(
             raise ValueError(f"--workers {size}: one worker alone sends nothing; take 2 or more")
     needs_torchft = any(map(is_of_torchft, names))
     packages = ensure_peer_packages() if needs_torchft else PeerPackages("", installed_versions())
+    methods = dict(zip(METHOD_OPTIONS, (every, density, rank, outer_lr, outer_momentum), strict=True))
     cases = list[Record]()
     for part in parts:
         for task in tasks:
             for size in workers:
-                case = {"part": part, "task": task, "workers": size, "every": every, "density": density}
+                case = {"part": part, "task": task, "workers": size, **methods}
                 if part == "loss":
                     num_steps = steps or DEFAULT_STEPS_BY_TASK.get(task, DEFAULT_STEPS)
                     check_whole_rounds(num_steps, every)
@@ -115,7 +120,7 @@ def peers(
                     cases.append({**case, "turns": turns} if part == "time" else case)
 
     def measure(case: Record) -> Iterator[Record]:
-        options = {**options_by_task[case["task"]], **case, "rank": rank, "peer_folder": packages.folder}
+        options = {**options_by_task[case["task"]], **case, "peer_folder": packages.folder}
         return measure_case(options, names, packages, launches)
 
     return Benchmark(
@@ -123,7 +128,7 @@ def peers(
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
         settings={
-            "variants": names, "launches": launches, "rank": rank, "why": packages.why,
+            "variants": names, "launches": launches, "why": packages.why,
             "versions": packages.version_by_package,
         },
         measure=measure,
@@ -208,9 +213,8 @@ def make_peer_setup(comm: Comm, options: Any, num_steps: int | None = None, seed
     root = options.data_root and Path(options.data_root)
     data = datasets.load(task.dataset, root, CPU).limit_validation(VALIDATION_EXAMPLES)
     assert isinstance(comm, TorchComm)
-    return PeerSetup(
-        task, data, comm, seed, options.every, options.density, options.rank, options.peer_folder, num_steps
-    )
+    methods = {name: getattr(options, name) for name in METHOD_OPTIONS}
+    return PeerSetup(task, data, comm, seed, options.peer_folder, num_steps, **methods)
 
 
 def plan_timed_rounds(comm: Comm, options: Any) -> LaunchPlan:
