@@ -24,7 +24,7 @@ def try_enter_common_loopback(comm: Comm) -> str:
     pid = torch.zeros(1, dtype=torch.int64)
     if comm.rank == 0:
         try:
-            switch.create_and_enter_network_namespace()
+            switch.enter_new_network_namespace()
             switch.run_ip_or_tc_batch("ip", [f"link set {LOOPBACK} up"])
             pid += os.getpid()
         except (switch.NetworkSetupError, OSError) as error:

@@ -33,7 +33,7 @@ from experiments.bench._runner import (
     check_known_names,
     round_to_significant_digits,
 )
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from experiments.config import compose
 from experiments.config.dataset_files import ensure_dataset
 from experiments.tasks import REGISTRY as TASKS
@@ -124,7 +124,7 @@ def peers(
         return measure_case(options, names, packages, launches)
 
     return Benchmark(
-        machine=describe_single_thread_workers("1 thread a process"),
+        machine=describe_single_thread_cpu_machine("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
         settings={
