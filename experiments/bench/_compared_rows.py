@@ -1,4 +1,4 @@
-"""The rows of the benchmarks of selections and of whole steps: descriptions, styles, the standard case."""
+"""The rows of benchmarks of selections, whole steps and peers: descriptions, styles, the standard case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SELECT_FILE = yaml.safe_load(Path(__file__).with_name("select_rows.yaml").read_t
 SELECT_ROWS = SELECT_FILE["rows"]
 BYTE_TERMS = SELECT_FILE["terms"]
 STEP_ROWS = yaml.safe_load(Path(__file__).with_name("step_rows.yaml").read_text())
-STYLES = {name: MethodStyle(*row["style"]) for name, row in (SELECT_ROWS | STEP_ROWS).items()}
+PEER_ROWS = yaml.safe_load(Path(__file__).with_name("peer_rows.yaml").read_text())
+STYLES = {name: MethodStyle(*row["style"]) for name, row in (SELECT_ROWS | STEP_ROWS | PEER_ROWS).items()}
 AROUND_ROWS = {
     "add": "the in-place add: acc += grad",
     "aggregate": "`distribute(topk)`: check and averaging",

@@ -26,7 +26,7 @@ from experiments.figures import papers
 from experiments.figures import yoon2022_fig4 as fig4
 from experiments.figures._links import mean_over_launches
 from experiments.figures._runs import settings_by_variant
-from experiments.figures.papers import make_claim, text_template
+from experiments.figures.papers import make_claim, text_template_or_empty
 
 TITLE = "What a SLURM cluster and a container add to a step and to the start of a run"
 MODE = fig4.MODE
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     columns: Mapping[str, Any]  # values by which its records are found
 
 
-_DATA = papers.item_data("survey.scheduler-costs")
+_DATA = papers.item_settings("survey.scheduler-costs")
 PLACES = {name: Place(**fields) for name, fields in _DATA["places"].items()}  # each adds to the one before
 HERE, SLURM, IMAGE = PLACES
 CLAIMED_METHODS: list[str] = _DATA["claimed"]
@@ -181,7 +181,9 @@ def table(frames: Frames) -> list[Table]:
     return [
         Table.from_rows("Time of a step on its slowest worker", step_rows, {"step": "ms"}),
         *(_phase_table(frames, method, places) for method in METHODS),
-        Table.from_rows("Start of a run", start_rows, seconds, text_template("survey.scheduler-costs.start")),
+        Table.from_rows(
+            "Start of a run", start_rows, seconds, text_template_or_empty("survey.scheduler-costs.start")
+        ),
         Table.from_rows("Launches", _launch_rows(frames, places), {"start": "s"}),
     ]
 
