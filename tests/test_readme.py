@@ -25,7 +25,7 @@ from experiments.commands.collect import (
 )
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
-from tests.analysis.shipped import shipped as shipped_files
+from tests.analysis.tracked_files import tracked_modules
 from tests.conftest import ROOT, fine, process
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live, mass
@@ -138,8 +138,8 @@ def test_what_records_shows_in_python_runs(
 
 def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
     listed = re.findall(r"(?m)^\| `([a-z0-9_]+)` \|", PAGES["docs/methods.md"])
-    assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
-    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.shipped_items())
+    assert tracked_modules("sparsify/methods") <= set(listed) <= set(sparsify.names())
+    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.repository_items())
     pages = {path.name for path in (ResultFolders().shipped / "figures").glob("*.md")}
     assert pages <= {Path(target).name for page, target in LINKS if page.startswith("docs/")}
 
