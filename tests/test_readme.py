@@ -93,7 +93,7 @@ def test_commands_are_understood() -> None:
 
 
 def test_what_contributing_names_is_in_the_files_linked_beside_it() -> None:
-    """Of each row of its table, and of each point below it, that links to code."""
+    """Each row of its table, and each point below it, is looked up where it links to code."""
     for passage in re.findall(r"(?m)^(?:\| .*|- .*(?:\n  .*)*)$", PAGES["CONTRIBUTING.md"]):
         paths = [ROOT / name for name in re.findall(r"\]\(([^)\s#]+)", passage)]
         files = [path for path in paths if path.is_file() and path.suffix != ".md"]
@@ -151,7 +151,7 @@ def test_what_records_shows_in_python_runs(
     assert "topk density=0.01" in capsys.readouterr().out
 
 
-def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
+def test_tables_have_all_methods_and_all_items_and_shipped_pages() -> None:
     listed = re.findall(r"(?m)^\| `([a-z0-9_]+)` \|", PAGES["docs/methods.md"])
     assert tracked_modules("sparsify/methods") <= set(listed) <= set(sparsify.names())
     assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.repository_items())
