@@ -169,6 +169,8 @@ class Comparison:
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return the runs that have `y`; of what was learned also diverged runs, which have no number."""
+        if not len(runs):
+            raise ValueError(plots.NOTHING_TO_DRAW)
         if self.y in runs and not runs[self.y].notna().any():
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         numbers = [str(name) for name in runs.select_dtypes("number")]

@@ -43,7 +43,7 @@ def claims() -> int:
 
     folders = ResultFolders()
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
-    items = iterate_with_progress(figures.shipped_items(), "figures")
+    items = iterate_with_progress(figures.repository_items(), "figures")
     verdicts_by_item = {item: judge_best_profile(figures.load(item), folders, shipped) for item in items}
     answers = list(list_answers(papers.statements_by_id().values(), verdicts_by_item))
     print_table(Table("", pd.DataFrame(answers, columns=StatementAnswer._fields)))

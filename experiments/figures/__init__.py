@@ -37,7 +37,7 @@ BEYOND_PAPERS = "Beyond the papers"
 def files_by_item() -> dict[str, Path]:
     """Return the file of each item, by the item's name.
 
-    An item has its short name unless another one has that, too; what the repository ships keeps it. A file
+    An item has its short name unless another one has that, too; an item of the repository keeps it. A file
     whose name starts with _ is shared by items.
     """
     files = _files_by_full_name()
@@ -51,8 +51,8 @@ def files_by_item() -> dict[str, Path]:
     return files_by_item
 
 
-def shipped_items() -> list[str]:
-    """Return the items of the papers that the repository reproduces; the others are a user's own."""
+def repository_items() -> list[str]:
+    """Return the items whose file begins with the name of a file of papers/; the others are a user's own."""
     paper_names = papers.paper_names()
     return [item for item, path in files_by_item().items() if _paper_of_file(path) in paper_names]
 

@@ -25,7 +25,7 @@ def planned(*words: str) -> PlannedRun:
     "profile", ["laptop", *(pytest.param(name, marks=pytest.mark.extended) for name in ("paper", "smoke"))]
 )
 def test_every_figure_composes_its_runs(profile: str) -> None:
-    for item in figures.shipped_items():
+    for item in figures.repository_items():
         assert bool(required_configs(figures.load(item), profile)) == figures.load(item).needs_runs
 
 

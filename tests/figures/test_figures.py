@@ -20,7 +20,7 @@ from tests.analysis import synthetic
 from tests.conftest import Command, loaded_by, refused
 from tests.figures.made_up import PROFILES, page
 
-ITEMS = sorted(figures.shipped_items())
+ITEMS = sorted(figures.repository_items())
 PUBLISHED = [item for item in ITEMS if not figures.load(item).needs_runs]
 TIMED = {  # the mode of the runs that show what a step takes
     "serialised": ("fig1", "fig4", "fig4-fast", "straggler", "eghlidi-table2"),
