@@ -113,7 +113,9 @@ class ShardHook(HookBase):
         def collect_facts() -> dict[str, Any]:
             check_is_unwrapped_optimizer(optimizer)
             check_shard_arguments(method, optimizer, parameters)
-            reduce_scatter_of(within)
+            if reduce_scatter_of(within) is not None:
+                for unit in self.units:
+                    unit.check_reduce_scatter_is_torchs()
             unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
             options = wrapping_facts(
                 model,
@@ -179,10 +181,17 @@ class ShardHook(HookBase):
                 None,
                 error=NonFiniteShardError,
                 comm=self._all_workers,
+                unit=index,
             )
         numbers = self._buckets_by_unit[index]
         steps = [self._steps[number] for number in numbers]
+        # A residual is of averages, not of sums: the next step's divisor may be another.
+        divisor = 1.0 if isinstance(self.method, Dense) else self.units[index].find_late_divisor(grad.dtype)
+        if divisor != 1:
+            grad.div_(divisor)
         self._reports.append(self.engine.average(self.engine.bucket_gradients([grad], steps, numbers)))
+        if divisor != 1:
+            grad.mul_(divisor)
 
     def _begin_step(self) -> None:
         """Begin a step: check it, and set each bucket's density and learning rate."""
@@ -216,7 +225,7 @@ class ShardHook(HookBase):
 
         Raises:
             ValueError: a parameter was frozen when the model was sharded and is trained now, or a unit has
-                another all-reduce hook.
+                another all-reduce hook or reduce-scatter.
         """
         for name, p in self._frozen:
             if p.requires_grad:
@@ -226,7 +235,7 @@ class ShardHook(HookBase):
                     "sparsify.shard"
                 )
         for unit in self.units:
-            unit.check_hook_not_replaced()
+            unit.check_hooks_not_replaced()
 
     def _check_before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse a GradScaler, which hides the scale, and skips steps that have been delivered."""
