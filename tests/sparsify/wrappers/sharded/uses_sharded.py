@@ -652,6 +652,10 @@ REFUSED: dict[str, Refusal] = {
     "own scatter, later": (scatter_later, "the whole model was given another reduce-scatter after sparsify."),
     "skipped by some": (partial(skip_on_one_replica, False), OTHER_UNIT),
     "skipped by some, reduced": (partial(skip_on_one_replica, True), OTHER_UNIT),
+    "several, local": (
+        lambda grid: sparsify.shard(sharded(blocks(), grid.mesh), [], sparsify.diloco(every=2)),
+        "with local steps each optimizer is wrapped by a call of its own",
+    ),
     "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
     "frozen later": (
         lambda grid: grid.backward(lambda model: model.scale.requires_grad_(False)),
