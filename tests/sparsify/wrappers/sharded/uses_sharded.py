@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -653,7 +653,7 @@ REFUSED: dict[str, Refusal] = {
     "skipped by some": (partial(skip_on_one_replica, False), OTHER_UNIT),
     "skipped by some, reduced": (partial(skip_on_one_replica, True), OTHER_UNIT),
     "several, local": (
-        lambda grid: sparsify.shard(sharded(blocks(), grid.mesh), [], sparsify.diloco(every=2)),
+        lambda grid: sparsify.shard(sharded(blocks(), grid.mesh), cast(Any, []), sparsify.diloco(every=2)),
         "with local steps each optimizer is wrapped by a call of its own",
     ),
     "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
