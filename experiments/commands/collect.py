@@ -205,7 +205,7 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     fallen = sum(verdict.overruled_word is not None for _, verdict in rows)
     sentence = (
         "All claims are tested together, and those that follow from one cause are counted as one. "
-        f"Of {sum(counts.values())}, these are the verdicts: {counts_text}. "
+        f"Of {sum(counts.values())}, these are the [verdicts](docs/measuring.md#verdicts): {counts_text}. "
         f"Of the inconclusive ones, {fallen} would be decided if each were tested alone."
     )
     return f"{textwrap.fill(sentence, README_COLUMNS)}\n"
