@@ -48,7 +48,7 @@ class Band(NamedTuple):
         """Return the larger p-value of two hypotheses: that this or that limit of the band is the truth."""
         return max(estimate.two_sided_p_value(limit) for limit in self[:2] if math.isfinite(limit))
 
-    def holds_sentence(self, unit: str) -> str:
+    def range_sentence(self, unit: str) -> str:
         """Return the band as a sentence: 'Holds from 1 to 2 ms.'."""
         if self.high == math.inf:
             return f"Holds above {format_with_unit(self.low, unit)}."

@@ -98,7 +98,7 @@ class Estimate(NamedTuple):
         return float(2 * scipy.special.stdtr(df, -distance / half_width * student_t_quantile(df)))
 
     @property
-    def relative_half_width(self) -> float:
+    def half_width_on_log_scale(self) -> float:
         """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
         low, high = self.interval
         return float(np.sqrt(high / low) - 1) if low > 0 else np.inf

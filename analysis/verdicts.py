@@ -196,7 +196,7 @@ def our_value_text(verdict: Verdict) -> str:
 
 def claim_band_text(claim: Claim) -> str:
     """Return the band in which the claim holds, and for which machine, in words."""
-    band = claim.band().holds_sentence(claim.unit)
+    band = claim.band().range_sentence(claim.unit)
     hardware = describe_required_hardware(claim)
     return f"{band} About {hardware} only." if hardware else band
 

@@ -79,7 +79,7 @@ def describe_least_certain_step_time_ratio(frames: Frames) -> str:
         for pair in _method_pairs(cell):
             ratio = _step_time_ratio(cell, pair)
             if ratio is not None and ratio.low is not None:
-                ratios.append((ratio.relative_half_width, pair.label, pair.baseline_label, ratio))
+                ratios.append((ratio.half_width_on_log_scale, pair.label, pair.baseline_label, ratio))
     if not ratios:
         return ""
     width, method, baseline, ratio = max(ratios)

@@ -243,7 +243,7 @@ def make_step_over_magnitudes(
 
 
 def make_sort_step(setup: SelectionStepSetup) -> SelectionStep:
-    check_not_too_slow(setup)
+    check_size_for_cpu(setup)
     return make_step_over_magnitudes(
         setup, lambda magnitudes: torch.sort(magnitudes, descending=True).indices[: setup.k]
     )
@@ -276,7 +276,7 @@ def compile_extract_by_mask() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def make_compiled_step(setup: SelectionStepSetup) -> SelectionStep:
-    check_not_too_slow(setup)
+    check_size_for_cpu(setup)
     function = compile_extract_by_mask()
     small = torch.ones(4096, device=setup.like.device)
     try:
@@ -286,7 +286,7 @@ def make_compiled_step(setup: SelectionStepSetup) -> SelectionStep:
     return SelectionStep(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
 
 
-def check_not_too_slow(setup: SelectionStepSetup) -> None:
+def check_size_for_cpu(setup: SelectionStepSetup) -> None:
     """Refuse large sizes on a CPU unless the row was asked for by its name."""
     is_large = not setup.like.is_cuda and setup.like.numel() > MAX_NUMEL_OF_SLOW_STEPS
     if is_large and not setup.is_asked_by_name:

@@ -95,7 +95,7 @@ def find_item(name: str) -> str:
     return next(item for item, path in files_by_item().items() if path == match)
 
 
-def item_of_file_prefix(prefix: str) -> str:
+def item_of_file_prefix_or_itself(prefix: str) -> str:
     """Return the item whose files' names begin with the prefix; without one the prefix itself."""
     return next((item for item in files_by_item() if file_prefix(item) == prefix), prefix)
 

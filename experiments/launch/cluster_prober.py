@@ -203,7 +203,7 @@ class ClusterProber:
                 continue
             if report is None:
                 probe.why_missing = (
-                    f"its job has ended{describe_job_end(probe.job_id)} and left nothing in {self.folder}, "
+                    f"its job has ended{job_end_suffix(probe.job_id)} and left nothing in {self.folder}, "
                     "so the node does not see the results folder; let SPARSIFY_RESULTS be on a file system "
                     "that all nodes share with this machine"
                 )
@@ -318,7 +318,7 @@ def explain_python_failure(output: str, python: str) -> str:
     return f"{python} fails there: {last}"
 
 
-def describe_job_end(job: str) -> str:
+def job_end_suffix(job: str) -> str:
     """Return a job's end as SLURM knows it, as ' (FAILED, exit code 0:53)'; nothing if it has forgotten."""
     try:
         fields = commands.query_scontrol_fields("job", job)[0]

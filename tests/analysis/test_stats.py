@@ -55,9 +55,9 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
         / warm_step_seconds_slowest_rank(frames, base[0]).mean()
     )
     assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
-    assert ratio.relative_half_width < 0.05  # the drift of both cancels
+    assert ratio.half_width_on_log_scale < 0.05  # the drift of both cancels
     itself = there(stats.step_time_ratio(frames, base, list(reversed(base))))
-    assert (itself.value, itself.relative_half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
+    assert (itself.value, itself.half_width_on_log_scale, itself.n) == pytest.approx((1.0, 0.0, 3))
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def check_whole(attempt: Attempt) -> None:
         assert warm_steps(frames, key).step_count == 3 * 2
     ratio = there(step_time_ratio(frames, [topk], [dense]))
     assert (ratio.n, ratio.sample_kind) == (3, "blocks")
-    assert ratio.relative_half_width <= ended["half_width"] * (1 + 1e-6)
+    assert ratio.half_width_on_log_scale <= ended["half_width"] * (1 + 1e-6)
     validating = frames.steps[frames.steps["validate_s"].notna()]
     assert {*zip(validating["key"], validating["rank"], strict=True)} == {(published, 0)}
     assert set(frames.epochs["key"]) == {published}

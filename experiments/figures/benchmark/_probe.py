@@ -165,7 +165,7 @@ def train_as_process(method: Any, folder: str, rank: str) -> list[str]:
     return digests
 
 
-def run_training_process(
+def train_and_write_digests(
     settings: dict[str, Any], train: Callable[..., list[str]], name: str, folder: str, *more: str
 ) -> None:
     """Train in this process; write what it says into FOLDER/NAME.said, and its digests into FOLDER/NAME."""
@@ -184,7 +184,7 @@ def main(declared: str, folder: str) -> None:
 
     def start(train: Callable[..., list[str]], name: str, *more: str) -> Any:
         process = fork.Process(
-            target=run_training_process, args=(settings, train, name, folder, *more), name=name
+            target=train_and_write_digests, args=(settings, train, name, folder, *more), name=name
         )
         process.start()
         return process
