@@ -59,7 +59,7 @@ class DDPSetting(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """What is refused, and a part of the sentence that says so."""
+    """A refused setting, and a part of the sentence that refuses it."""
 
     act: Callable[..., object]
     sentence: str
