@@ -64,7 +64,7 @@ def test_every_part_of_every_variant_has_a_number_or_a_reason(
 @pytest.mark.extended
 def test_both_dilocos_are_one_algorithm(tmp_path: Path) -> None:
     if not _peer_packages.peer_packages_folder().is_dir():
-        pytest.skip("torchft is not installed: `make bench BENCH=peers` installs it")
+        pytest.skip("needs torchft, which `make bench BENCH=peers` installs")
     rows, _ = bench_peers(tmp_path, "torchft_diloco", "distribute_diloco")
     ours, theirs = (rows["loss", name]["loss"] for name in ("distribute_diloco", "torchft_diloco"))
     assert ours == pytest.approx(theirs, rel=OUTER_TOLERANCE)

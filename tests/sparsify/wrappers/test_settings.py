@@ -59,5 +59,7 @@ def check_setting(setting: object, ranks: list[Any], error: float) -> None:
             continue
         for name, end in found.items():
             expected = found["sparse without the setting" if "sparse" in name else "torch"]
-            torch.testing.assert_close(end, expected, rtol=0, atol=error, msg=lambda text: f"{name}: {text}")  # noqa: B023
+            torch.testing.assert_close(
+                {name: end}, {name: expected}, rtol=0, atol=error
+            )  # names it in errors
         assert not torch.allclose(found["sparse"], found["torch"], rtol=0, atol=100 * error)

@@ -206,7 +206,8 @@ def in_one_pass(model: Any, optimizer: Any) -> None:
     """Run one backward pass a step, of the losses that `in_two_passes` has."""
     for step in range(STEPS):
         optimizer.zero_grad()
-        sum(uses_sharded.loss_of(model, dist.get_rank(), step, part) for part in range(2)).backward()  # type: ignore[union-attr]
+        first, second = (uses_sharded.loss_of(model, dist.get_rank(), step, part) for part in range(2))
+        (first + second).backward()
         optimizer.step()
 
 
