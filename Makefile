@@ -73,7 +73,7 @@ benchmark: $(VENV)/.figures ## the benchmark with rules: pages on every entry an
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## run a benchmark: BENCH=step, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
+bench: $(VENV)/.train ## run a benchmark: BENCH=step, peers, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
 	@$(VENV)/bin/python -m experiments bench $(BENCH) $(ARGS)
 
 gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")

@@ -44,11 +44,11 @@ class Band(NamedTuple):
             return f"the interval includes the limit {join_with_and(limits)}"
         return f"the interval lies {'within' if position == 'inside' else 'outside'} the band"
 
-    def p_value(self, estimate: Estimate) -> float:
-        """Return how probable such an interval is, if a limit of the band is the truth."""
-        return max(estimate.p_value(limit) for limit in self[:2] if math.isfinite(limit))
+    def largest_p_value_of_limits(self, estimate: Estimate) -> float:
+        """Return the larger p-value of two hypotheses: that this or that limit of the band is the truth."""
+        return max(estimate.two_sided_p_value(limit) for limit in self[:2] if math.isfinite(limit))
 
-    def holds_sentence(self, unit: str) -> str:
+    def range_sentence(self, unit: str) -> str:
         """Return the band as a sentence: 'Holds from 1 to 2 ms.'."""
         if self.high == math.inf:
             return f"Holds above {format_with_unit(self.low, unit)}."

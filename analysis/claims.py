@@ -202,8 +202,8 @@ class Verdict:
         return self.overruled_word or self.word
 
     @property
-    def p_value(self) -> float:
-        """The probability of such an interval, if a limit of its band is the truth; 1 if undecided."""
+    def p_value_or_one(self) -> float:
+        """The p-value of the hypothesis that a limit of its band is the truth; 1 if undecided."""
         if self.word_alone not in DECISIVE or self.ours is None:
             return 1.0
         is_wide = self.claim.is_published and self.word_alone in (
@@ -212,7 +212,7 @@ class Verdict:
             "other direction",
         )
         band = self.claim.partly_band() if is_wide else self.claim.band()
-        return band.p_value(self.ours)
+        return band.largest_p_value_of_limits(self.ours)
 
     @property
     def explanation(self) -> str:
@@ -399,7 +399,7 @@ def _indicated_reason(verdict: Verdict, ours: Estimate) -> str:
         return f"{format_count(verdict.num_launches, LAUNCHES)}; {side}"
     if claim.timed and verdict.num_occasions is not None and verdict.num_occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
-    return "" if ours.has_enough_samples else side
+    return "" if ours.can_support_verdict else side
 
 
 def _side_text(claim: Claim, value: float) -> str:

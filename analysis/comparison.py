@@ -137,7 +137,7 @@ class Comparison:
                 for point in line:
                     if point.x is None:
                         plots.draw_horizontal_line_with_band(axes, point.value.scale_by(factor), look)
-            plots.set_x_ticks_at_values(axes, positions, short_leaf_name(self.x))
+            plots.set_up_x_axis_with_ticks(axes, positions, short_leaf_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_leaf_name(self.by))
         return figure
@@ -169,6 +169,8 @@ class Comparison:
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return the runs that have `y`; of what was learned also diverged runs, which have no number."""
+        if not len(runs):
+            raise ValueError(plots.NOTHING_TO_DRAW)
         if self.y in runs and not runs[self.y].notna().any():
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         numbers = [str(name) for name in runs.select_dtypes("number")]

@@ -29,7 +29,7 @@ from analysis.pictures.marks import (
     draw_samples,
     new_figure,
     set_log_y_ticks,
-    set_x_ticks_at_values,
+    set_up_x_axis_with_ticks,
 )
 from analysis.pictures.style import MethodStyle
 from analysis.stats import Estimate
@@ -44,7 +44,7 @@ __all__ = [
     "draw_samples",
     "new_figure",
     "set_log_y_ticks",
-    "set_x_ticks_at_values",
+    "set_up_x_axis_with_ticks",
 ]
 NOTHING_TO_DRAW = "nothing to draw: there is no run"
 GridAxes = Literal["x", "y", "both"]

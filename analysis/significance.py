@@ -36,7 +36,7 @@ def holm_significance_level(verdicts: Iterable[Verdict]) -> SignificanceLevel:
     tested = [
         verdict for verdict in verdicts if verdict.word_alone in (*DECISIVE, "inconclusive", "post hoc")
     ]
-    return SignificanceLevel(holm_level([verdict.p_value for verdict in tested]), len(tested))
+    return SignificanceLevel(holm_level([verdict.p_value_or_one for verdict in tested]), len(tested))
 
 
 def holm_level(p_values: Collection[float]) -> float:
@@ -51,13 +51,13 @@ def holm_level(p_values: Collection[float]) -> float:
 
 def word_together(verdict: Verdict, significance: SignificanceLevel) -> Verdict:
     """Return the verdict with the word that is left when it is tested together with the others."""
-    if verdict.word not in DECISIVE or verdict.p_value <= significance.level:
+    if verdict.word not in DECISIVE or verdict.p_value_or_one <= significance.level:
         return verdict
     reason = f"{verdict.word} if tested alone, not with {significance.num_tested} claims tested together"
     return replace(verdict, word="inconclusive", reason=reason, overruled_word=verdict.word)
 
 
-def read_significance_level(folder: Path) -> SignificanceLevel:
+def read_significance_level_or_default(folder: Path) -> SignificanceLevel:
     """Return the level that is stored in a folder; that of a claim that is tested alone where none is.
 
     Raises:

@@ -24,6 +24,7 @@ from analysis.records.steps import (
     LAUNCHES,
     has_blocks_in_every_run,
     replication_units,
+    share_a_group,
     used_precisions,
 )
 
@@ -69,7 +70,7 @@ class Estimate(NamedTuple):
         return cls(float(value), float(value), float(value), n, sample_kind)
 
     @property
-    def has_enough_samples(self) -> bool:
+    def can_support_verdict(self) -> bool:
         """True if there is an interval over so many samples that a verdict may rest on it."""
         return self.low is not None and self.n >= ENOUGH_SAMPLES.get(self.sample_kind, np.inf)
 
@@ -80,7 +81,7 @@ class Estimate(NamedTuple):
             return -np.inf, np.inf
         return self.low, self.high
 
-    def p_value(self, limit: float) -> float:
+    def two_sided_p_value(self, limit: float) -> float:
         """Return the two-sided p-value of the hypothesis that `limit` is the truth; 1 without an interval."""
         if self.low is None:
             return 1.0
@@ -97,7 +98,7 @@ class Estimate(NamedTuple):
         return float(2 * scipy.special.stdtr(df, -distance / half_width * student_t_quantile(df)))
 
     @property
-    def relative_half_width(self) -> float:
+    def half_width_on_log_scale(self) -> float:
         """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
         low, high = self.interval
         return float(np.sqrt(high / low) - 1) if low > 0 else np.inf
@@ -327,7 +328,7 @@ def _paired_estimate(
         return None
     both_keys = [*keys, *other_keys]
     _check_comparable(frames, both_keys)
-    by_block = has_blocks_in_every_run(frames, both_keys)
+    by_block = has_blocks_in_every_run(frames, both_keys) and share_a_group(frames, keys, other_keys)
     ours = replication_units(frames, keys, by_block)
     theirs = replication_units(frames, other_keys, by_block)
     if not set(phases) <= set(ours.means_by_unit) & set(theirs.means_by_unit):

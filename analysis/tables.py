@@ -81,7 +81,8 @@ class Table:
     def are_columns_numeric(self) -> list[bool]:
         """Return True for each column of numbers only, which stand at the right."""
         return [
-            any(map(is_number, cells)) and all(is_number(cell) or is_absent(cell) for cell in cells)
+            any(map(is_number_or_estimate, cells))
+            and all(is_number_or_estimate(cell) or is_absent(cell) for cell in cells)
             for cells in self._columns()
         ]
 
@@ -159,7 +160,7 @@ def is_absent(cell: Any) -> bool:
     return bool(pd.isna(_plain_number(cell)))
 
 
-def is_number(cell: Any) -> bool:
+def is_number_or_estimate(cell: Any) -> bool:
     """Return True for a number, with or without an interval; booleans are none."""
     return isinstance(cell, Estimate | Real) and not is_bool(cell) and not is_absent(cell)
 
@@ -236,7 +237,7 @@ def _csv_cell(cell: Any) -> str:
     """Return the plain text of a cell; a text that a spreadsheet would compute is quoted as text."""
     if is_absent(cell):
         return ""
-    if is_number(cell):
+    if is_number_or_estimate(cell):
         return format(float(cell), CSV_NUMBER_FORMAT)
     words = cell_text(cell)
     return f"'{words}" if words.startswith(("=", "+", "-", "@")) else words
@@ -247,7 +248,7 @@ def _escape_html(words: str) -> str:
 
 
 def _html_cell(cell: Any, class_: str) -> str:
-    number = format(float(_plain_number(cell)), CSV_NUMBER_FORMAT) if is_number(cell) else ""
+    number = format(float(_plain_number(cell)), CSV_NUMBER_FORMAT) if is_number_or_estimate(cell) else ""
     value = f' data-value="{number}"' if number else ""
     return f"<td{class_}{value}>{_escape_html(cell_text(cell))}</td>"
 

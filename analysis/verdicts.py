@@ -80,8 +80,8 @@ def _letter_by_scale(rows: Iterable[ItemVerdict]) -> dict[str, str]:
     return letters
 
 
-def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
-    """Return how often each word was reached; a group counts once, with its least favourable word.
+def count_causes_by_worst_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
+    """Return how many causes have each word as their least favourable one; a group of claims is one cause.
 
     Experiments of different scale are different evidence, also on one cause.
     """
@@ -95,8 +95,8 @@ def count_causes_by_word(rows: Iterable[ItemVerdict]) -> dict[VerdictWord, int]:
 
 
 def causes_by_word_table(rows: Iterable[ItemVerdict]) -> Table:
-    """Return a table of `count_causes_by_word`, with a column for each word."""
-    return Table("", pd.DataFrame([count_causes_by_word(rows)]))
+    """Return a table of `count_causes_by_worst_word`, with a column for each word."""
+    return Table("", pd.DataFrame([count_causes_by_worst_word(rows)]))
 
 
 def verdicts_page_markdown(rows: Sequence[ItemVerdict]) -> str:
@@ -142,7 +142,7 @@ def verdicts_csv(rows: Iterable[ItemVerdict]) -> str:
                 "of": ours.sample_kind if ours else "",
                 "verdict": verdict.word,
                 "alone": verdict.word_alone,
-                "p_value": f"{verdict.p_value:.2g}" if verdict.word_alone in DECISIVE else "",
+                "p_value": f"{verdict.p_value_or_one:.2g}" if verdict.word_alone in DECISIVE else "",
                 "scale": verdict.scale,
                 "reason": "; ".join(filter(None, (verdict.reason, verdict.horizon))),
                 "process_groups": verdict.num_launches,
@@ -196,7 +196,7 @@ def our_value_text(verdict: Verdict) -> str:
 
 def claim_band_text(claim: Claim) -> str:
     """Return the band in which the claim holds, and for which machine, in words."""
-    band = claim.band().holds_sentence(claim.unit)
+    band = claim.band().range_sentence(claim.unit)
     hardware = describe_required_hardware(claim)
     return f"{band} About {hardware} only." if hardware else band
 

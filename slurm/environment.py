@@ -173,7 +173,7 @@ def is_variable_true(name: str) -> bool:
 # SLURM's job that this process belongs to.
 
 
-def current_job_id() -> str:
+def current_job_id_or_empty() -> str:
     """Return SLURM's id of this job: 12, or 12_3 for a job of an array; empty outside of a job."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     number = os.environ.get("SLURM_ARRAY_TASK_ID")
@@ -198,7 +198,7 @@ def job_restart_count() -> int:
 
 def job_start_name() -> str:
     """Return a name for this start of this job (12-0), equal on all its nodes."""
-    return f"{current_job_id()}-{job_restart_count()}"
+    return f"{current_job_id_or_empty()}-{job_restart_count()}"
 
 
 def job_step_name() -> str:
@@ -354,8 +354,8 @@ def exported_sbatch_options(options: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in sorted(variables.items()) if name.startswith("SBATCH_")]
 
 
-def set_slurm_conf_variable(conf: str | None) -> None:
-    """Let SLURM's commands read a configuration file; None changes nothing.
+def set_slurm_conf_variable_if_given(conf: str | None) -> None:
+    """Let SLURM's commands read a configuration file; None leaves the variable as it is.
 
     Needed on a login node of several clusters.
     """
@@ -378,15 +378,15 @@ def slurm_conf_file() -> str | None:
 
 
 @contextlib.contextmanager
-def temporary_slurm_conf(conf: str | None) -> Iterator[None]:
+def temporary_slurm_conf_if_given(conf: str | None) -> Iterator[None]:
     """Let SLURM's commands read a configuration file inside the block; None changes nothing."""
     previous = slurm_conf_file()
-    set_slurm_conf_variable(conf)
+    set_slurm_conf_variable_if_given(conf)
     try:
         yield
     finally:
         os.environ.pop("SLURM_CONF", None)
-        set_slurm_conf_variable(previous)
+        set_slurm_conf_variable_if_given(previous)
 
 
 # Settings of the libraries that workers communicate with.
@@ -403,8 +403,8 @@ def gloo_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
-def nccl_settings_without_paths() -> dict[str, str]:
-    """Return NCCL's settings in the environment, without paths, because records are meant to be shared."""
+def nccl_settings_with_paths_hidden() -> dict[str, str]:
+    """Return NCCL's environment variables, with 'a file' for a path: records are meant to be shared."""
     return {
         name: "a file" if os.sep in value else value
         for name, value in sorted(os.environ.items())

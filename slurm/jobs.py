@@ -70,8 +70,8 @@ class SubmittedJob(NamedTuple):
     cluster: str | None = None  # None: the one that is asked
     user: int | None = None  # who submitted it
 
-    def is_reported_by(self, report: JobReport) -> bool:
-        """Tell whether SLURM means this job: a controller that lost its state counts from 1 again."""
+    def has_name_or_origin_of(self, report: JobReport) -> bool:
+        """Tell whether a report of this id means this job: a controller without its state counts from 1."""
         return self.name in (None, report.name) or self.origin == report.origin
 
 
@@ -188,10 +188,10 @@ def _query_cluster(
     for job, job_id in id_by_job.items():
         report = shown.get(job_id or "")
         end = end_by_id.get(job_id or "")
-        if report is not None and not job.is_reported_by(report):
+        if report is not None and not job.has_name_or_origin_of(report):
             why = f"SLURM's job {job_id} is another one, with the name {report.name!r}"
             report = JobReport("unknown", job_id, reason=why)
-        elif report is None and end is not None and end.status == "ended" and job.is_reported_by(end):
+        elif report is None and end is not None and end.status == "ended" and job.has_name_or_origin_of(end):
             report = end
         elif report is None and hides_jobs and os.getuid() not in (0, job.user):
             why = "SLURM does not show it here, and hides the jobs of others (PrivateData)"

@@ -91,7 +91,7 @@ class LocalWorkers:
                     self.processes.append(process)
                     worker.write_start_note(process.pid)
         except BaseException:
-            self.kill_and_wait()
+            self.kill_and_close_network()
             raise
 
     def poll_exit_codes(self) -> dict[int, int] | None:
@@ -112,7 +112,7 @@ class LocalWorkers:
                 self.kill_at = min(self.kill_at, time.monotonic() + GRACE_S)
             if time.monotonic() < self.kill_at:
                 return None
-        self.kill_and_wait()
+        self.kill_and_close_network()
         return self.code_by_rank
 
     def request_save_and_stop(self) -> None:
@@ -120,7 +120,7 @@ class LocalWorkers:
         for process in self.processes:
             process.send_signal(signal.SIGUSR2)
 
-    def kill_and_wait(self) -> None:
+    def kill_and_close_network(self) -> None:
         """Kill all workers and their network, and return when they are gone. Saved files are whole."""
         for process in self.processes:
             process.kill()

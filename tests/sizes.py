@@ -1,7 +1,8 @@
 """The size of each folder, in a measure that neither formatting nor splitting makes smaller.
 
-    python tests/sizes.py            # print the sizes as budget.yaml has them
-    python tests/sizes.py --write    # write them there, keeping its other parts
+    python tests/sizes.py                        # print the sizes as budget.yaml has them
+    python tests/sizes.py --write                # write them there, keeping its other parts
+    python tests/sizes.py --write tests conf     # write those of these rooms alone
 
 Python counts by the nodes of its syntax tree, without docstrings, annotations and operators. An import counts
 as any statement does, so a module that is split pays for what both halves import. Other languages and data
@@ -16,6 +17,8 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path, PurePath
+
+import yaml
 
 ROOT = Path(__file__).parent.parent
 BUDGET = ROOT / "budget.yaml"
@@ -68,14 +71,25 @@ def measure_rooms() -> dict[str, int]:
 
 def main() -> None:
     sizes = measure_rooms()
-    lines = [f"  {room}: {size}\n" for room, size in sizes.items()]
-    if "--write" in sys.argv:
-        head, _, _ = BUDGET.read_text().partition("sizes:\n")
-        BUDGET.write_text(head + "sizes:\n" + "".join(lines))
+    rooms = sys.argv[2:]
+    unknown_rooms = sorted(set(rooms) - set(sizes))
+    if unknown_rooms:
+        sys.exit(f"no room {', '.join(unknown_rooms)}; there are: {', '.join(sizes)}")
+    if sys.argv[1:2] == ["--write"]:
+        head, heading, lines_of_budget = BUDGET.read_text().partition("sizes:\n")
+        written = {room: sizes[room] for room in rooms or sizes}
+        if rooms:
+            written = yaml.safe_load(lines_of_budget) | written
+        BUDGET.write_text(head + heading + format_sizes(dict(sorted(written.items()))))
         return
     tests = {room: size for room, size in sizes.items() if room.startswith("tests")}
-    print("".join(lines), end="")
+    print(format_sizes(sizes), end="")
     print(f"# nodes of Python: {sum_nodes(sizes) - sum_nodes(tests)}, of tests: {sum_nodes(tests)}")
+
+
+def format_sizes(sizes: dict[str, int]) -> str:
+    """Return the lines of the budget with these sizes."""
+    return "".join(f"  {room}: {size}\n" for room, size in sizes.items())
 
 
 def sum_nodes(sizes: dict[str, int]) -> int:

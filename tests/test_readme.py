@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsify
-from analysis.significance import holm_significance_level, read_significance_level
+from analysis.significance import holm_significance_level, read_significance_level_or_default
 from analysis.verdicts import verdicts_csv, verdicts_page_markdown
 from experiments import commands, figures
 from experiments.commands._findings import load_findings
@@ -25,7 +25,7 @@ from experiments.commands.collect import (
 )
 from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
-from tests.analysis.shipped import shipped as shipped_files
+from tests.analysis.tracked_files import tracked_modules
 from tests.conftest import ROOT, fine, process
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live, mass
@@ -92,6 +92,18 @@ def test_commands_are_understood() -> None:
             assert requested_runs([word for word in words if word[0] != "-"]), line
 
 
+def test_what_contributing_names_is_in_the_files_linked_beside_it() -> None:
+    """Each row of its table, and each point below it, is looked up where it links to code."""
+    for passage in re.findall(r"(?m)^(?:\| .*|- .*(?:\n  .*)*)$", PAGES["CONTRIBUTING.md"]):
+        paths = [ROOT / name for name in re.findall(r"\]\(([^)\s#]+)", passage)]
+        files = [path for path in paths if path.is_file() and path.suffix != ".md"]
+        folders = [path for path in paths if path.is_dir()]
+        files += [file for folder in folders for file in folder.rglob("*.[py]*") if file.suffix != ".pyc"]
+        text = "\n".join(file.read_text() for file in files)
+        names = re.findall(r"`([A-Za-z]+_\w+|[A-Z][a-z]+[A-Z]\w+|[A-Z]{2,})(?:=\w*|\(\))?`", passage)
+        assert not text or all(re.search(rf"\b{name}\b", text) for name in names), (names, passage)
+
+
 def test_make_targets_and_benchmarks_exist_and_the_help_lists_them() -> None:
     code = [*re.findall(r"`(make [^`]+)`", ALL_PAGES), *(line for _, line in LINES)]
     named = {target for line in code for target in re.findall(r"^make ([a-z][a-z0-9-]*)", line)}
@@ -102,6 +114,9 @@ def test_make_targets_and_benchmarks_exist_and_the_help_lists_them() -> None:
     assert named <= items | set(re.findall(r"(?m)^  make (\S+) ", listed))
     for name in re.findall(r"BENCH=([a-z]+)", ALL_PAGES):
         assert (ROOT / "experiments" / "bench" / f"{name}.py").exists()
+    rows = "\n".join(re.findall(r"(?m)^\| `make bench .*$", PAGES["docs/measuring.md"]))
+    missing = {name for name in tracked_modules("experiments/bench") if not re.search(rf"[=`]{name}`", rows)}
+    assert not missing - {"gpu_first"}, f"{missing} need a row in docs/measuring.md"
 
 
 def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> None:
@@ -136,10 +151,10 @@ def test_what_records_shows_in_python_runs(
     assert "topk density=0.01" in capsys.readouterr().out
 
 
-def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
+def test_tables_have_all_methods_and_all_items_and_shipped_pages() -> None:
     listed = re.findall(r"(?m)^\| `([a-z0-9_]+)` \|", PAGES["docs/methods.md"])
-    assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
-    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.shipped_items())
+    assert tracked_modules("sparsify/methods") <= set(listed) <= set(sparsify.names())
+    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.repository_items())
     pages = {path.name for path in (ResultFolders().shipped / "figures").glob("*.md")}
     assert pages <= {Path(target).name for page, target in LINKS if page.startswith("docs/")}
 
@@ -151,7 +166,7 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     shown = README.partition(README_BEGIN)[2].partition(README_END)[0]
     assert shown.strip() == readme_verdicts_markdown(rows).strip()
     level = holm_significance_level(verdict for _, verdict in rows)
-    assert read_significance_level(folders.shipped) == level
+    assert read_significance_level_or_default(folders.shipped) == level
     assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page_markdown(rows)
 

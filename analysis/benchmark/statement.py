@@ -1,11 +1,11 @@
-"""Statements of entries, as their files have them beside the tables; the fields' names are those of files."""
+"""Statements of entries, as their files have them beside the tables; the fields are named as there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 NAME_PATTERN = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 # Keys of runs, as in the tables: of a training its own, of a launch the variant's.
@@ -15,9 +15,9 @@ Keys = Sequence[str]
 class TuningTrial(Struct, frozen=True):
     """A training that tried a learning rate and values of searched hyperparameters."""
 
-    rate: float  # times the task's
+    lr_factor: float = field(name="rate")  # times the task's
     searched: Mapping[str, Any]  # its values
-    key: str
+    key: str  # of its run
 
 
 class LawResult(Struct, frozen=True):

@@ -111,7 +111,7 @@ def describe_workers_and_batch(frames: Frames) -> str:
 def describe_setting_with_remarks(frames: Frames) -> str:
     """Return a sentence: task, data, workers, machine, torch, precision; then all remarks on the runs."""
     remarks = (
-        emulated_links_remark,
+        emulated_link_measurements_remark,
         machine_mismatch_remark,
         few_cores_remark,
         divergence_remark,
@@ -162,8 +162,8 @@ def scale_label(frames: Frames) -> str:
     return ":".join(parts)
 
 
-def emulated_links_remark(frames: Frames) -> str:
-    """Return what was found of emulated links, and how busy a relay was; empty if none."""
+def emulated_link_measurements_remark(frames: Frames) -> str:
+    """Return bandwidths and latencies found of emulated links, and how busy a relay was; empty if none."""
     prefix = "provenance.machine.link."
     if f"{prefix}asked_gbit_s" not in frames.runs:
         return ""

@@ -123,8 +123,8 @@ def draw_horizontal_line_with_band(
         axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
 
 
-def set_x_ticks_at_values(axes: Axes, position_by_value: Mapping[Any, float], label: str) -> None:
-    """Set an x axis with a tick at each of these values, logarithmic where numbers span much."""
+def set_up_x_axis_with_ticks(axes: Axes, position_by_value: Mapping[Any, float], label: str) -> None:
+    """Set label, scale and margins of an x axis, with a tick at each value; logarithmic if they span much."""
     positions = list(position_by_value.values())
     axes.set_xlabel(label)
     spans_much = bool(positions) and 0 < LOG_AXIS_RATIO * min(positions) <= max(positions)
@@ -241,11 +241,16 @@ def draw_stacked_phase_bar(
     return bottom
 
 
-def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
-    """Return legend entries of phases, as in bars and lanes; `labels` replace the usual ones, by phase."""
+def phase_legend_handles(phases: Iterable[str], label_by_phase: Mapping[str, str] = {}) -> list[Patch]:
+    """Return legend entries of phases, as in bars and lanes; labels of `label_by_phase` replace the usual."""
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
-        Patch(facecolor=phase.colour, hatch=phase.hatch, label=labels.get(phase.name, phase.label), **edge)
+        Patch(
+            facecolor=phase.colour,
+            hatch=phase.hatch,
+            label=label_by_phase.get(phase.name, phase.label),
+            **edge,
+        )
         for phase in map(phase_list.find_phase_or_default, phases)
     ]
 
@@ -305,11 +310,11 @@ def draw_dot_with_interval(
     annotate_above(axes, high, y, text, xytext=(4, 0), ha="left", va="center", color=colour)
 
 
-def dot_legend_handles(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
-    """Return legend entries of `draw_dot_with_interval`: marker and colour by origin."""
+def dot_legend_handles(look_by_label: Mapping[str, tuple[str, str]]) -> list[Line2D]:
+    """Return legend entries of `draw_dot_with_interval`, of markers and colours by label."""
     return [
-        Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=origin)
-        for origin, (marker, colour) in origins.items()
+        Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=label)
+        for label, (marker, colour) in look_by_label.items()
     ]
 
 

@@ -50,16 +50,20 @@ class MethodBaselinePair(NamedTuple):
     is_at_only_density: bool  # does the method have no other density in the cell?
 
 
-def summarize_runs_in_sentences(frames: Frames, published: Mapping[str, PublishedResult] = {}) -> list[str]:
+def summarize_runs_in_sentences(
+    frames: Frames, published_by_method: Mapping[str, PublishedResult] = {}
+) -> list[str]:
     """Return one sentence for each method beside the first, or dense, of each cell.
 
     Args:
         frames: of a figure's runs.
-        published: by `method_id`, the same in the paper.
+        published_by_method: by `method_id`, the same in the paper.
     """
     cells = [*_cells(frames)]
     sentences = [
-        line for words, cell in cells[:MAX_CELLS] for line in _cell_sentences(words, cell, published)
+        line
+        for words, cell in cells[:MAX_CELLS]
+        for line in _cell_sentences(words, cell, published_by_method)
     ]
     more = len(cells) - MAX_CELLS
     return [*sentences, f"... and {more} more; the tables have all"] if sentences and more > 0 else sentences
@@ -75,7 +79,7 @@ def describe_least_certain_step_time_ratio(frames: Frames) -> str:
         for pair in _method_pairs(cell):
             ratio = _step_time_ratio(cell, pair)
             if ratio is not None and ratio.low is not None:
-                ratios.append((ratio.relative_half_width, pair.label, pair.baseline_label, ratio))
+                ratios.append((ratio.half_width_on_log_scale, pair.label, pair.baseline_label, ratio))
     if not ratios:
         return ""
     width, method, baseline, ratio = max(ratios)

@@ -40,7 +40,7 @@ def find_typical_step_with_spans(frames: Frames, key: str) -> int:
     return int(distance.index.to_numpy()[distance.to_numpy().argmin()])
 
 
-def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
+def spans_from_step_start_ms(spans: pd.DataFrame) -> pd.DataFrame:
     """Return spans, each from the beginning of its step: step, rank, phase, `start_ms` and `took_ms`."""
     rows = pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])
     start = spans["start_s"] - shared_moment_seconds(spans).reindex(rows).to_numpy()

@@ -93,7 +93,7 @@ def last_rank_communication_ms(job: int) -> JackknifeParts:
     return jackknife_sums(job).least_wait_ms / jackknife_sums(job).num_ordinary
 
 
-def mean_waiting_share(job: int) -> JackknifeParts:
+def mean_waiting_share_of_communication(job: int) -> JackknifeParts:
     """Return the share of communication by which a rank on average exceeds the last one."""
     return 1 - jackknife_sums(job).least_wait_ms / jackknife_sums(job).wait_ms
 

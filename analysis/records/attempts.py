@@ -37,7 +37,7 @@ PHASE_NAME = re.compile(r"[a-z_]{1,40}")
 COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
 MAX_UNKNOWN = 200  # columns of a log
 # Of a manifest: facts that are columns, and groups of facts, each of which is a column.
-COPIED_FACTS = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
+COPIED_FACTS = ("parameters", "tensors", "steps_per_epoch", "simulated", "created", "started", "ended")
 FLATTENED_FACTS = ("searching", "memory", "relay", "interface", "provenance")
 # At most so many runs, with so many bytes of logs, are read together: as tables they take many times as much.
 BATCH_RUNS = 250

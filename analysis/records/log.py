@@ -137,14 +137,14 @@ class RankLog:
             raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 
-class LogLines(NamedTuple):
+class LinesAndBrokenCount(NamedTuple):
     """The decoded lines of a log, and the number of lines that were left out as broken."""
 
     lines: list[Any]
     broken_count: int
 
 
-def read_json_lines(path: Path, schema: Any = dict) -> LogLines:
+def read_json_lines(path: Path, schema: Any = dict) -> LinesAndBrokenCount:
     """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     A killed writer may leave one broken line.
@@ -159,10 +159,10 @@ def read_json_lines(path: Path, schema: Any = dict) -> LogLines:
             lines.append(_decode_line(line, schema, path, ""))
         except DamagedFileError:
             broken_count += 1
-    return LogLines(lines, broken_count)
+    return LinesAndBrokenCount(lines, broken_count)
 
 
-def decode_finished_log(raw: bytes, schema: Any, path: Path) -> LogLines:
+def decode_finished_log(raw: bytes, schema: Any, path: Path) -> LinesAndBrokenCount:
     """Return the lines of a finished log, and the number of broken ones at its end: 0 or 1.
 
     Raises:
@@ -173,10 +173,10 @@ def decode_finished_log(raw: bytes, schema: Any, path: Path) -> LogLines:
         with contextlib.suppress(ValueError, RecursionError):
             decoded = msgspec.json.Decoder(schema).decode_lines(raw)
             if len(decoded) == raw.count(b"\n"):
-                return LogLines(decoded, 0)
+                return LinesAndBrokenCount(decoded, 0)
     *lines, last = raw.split(b"\n")
     decoded = [_decode_line(line, schema, path, f" in line {number}") for number, line in enumerate(lines, 1)]
-    return LogLines(decoded, int(bool(last)))
+    return LinesAndBrokenCount(decoded, int(bool(last)))
 
 
 def check_log_has_all_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:

@@ -251,6 +251,7 @@ class RunRowCells(Struct, frozen=True):
     config_json: str
     provenance_json: str
     rules_json: str | None = None
+    created: Timestamp | None = None
     started: Timestamp | None = None
     ended: Timestamp | None = None
 

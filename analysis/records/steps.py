@@ -180,6 +180,13 @@ def has_blocks_in_every_run(frames: Frames, keys: Sequence[str]) -> bool:
 
 
 @cache_by_frames
+def share_a_group(frames: Frames, keys: Sequence[str], other_keys: Sequence[str]) -> bool:
+    """Tell whether one of these runs took turns with one of the others, in the same group of processes."""
+    groups = pd.Series(frames.runs["group"].to_numpy(), frames.runs["key"])
+    return bool({*groups[[*keys]].dropna()} & {*groups[[*other_keys]].dropna()})
+
+
+@cache_by_frames
 def is_replicated_by_block(frames: Frames, keys: Sequence[str]) -> bool:
     """Tell whether blocks are the units of replication: all runs have some, and launches are too few."""
     if not has_blocks_in_every_run(frames, keys):

@@ -201,7 +201,7 @@ class Attempt:
         numbers = (path for path in self.checkpoint_folder.glob("*") if NUMBER.fullmatch(path.name))
         return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
-    def newest_whole_checkpoint_step(self) -> int:
+    def newest_whole_checkpoint_step_or_zero(self) -> int:
         """Return the step of the newest whole checkpoint; 0 without any."""
         whole_steps = (
             step for step, path in self.checkpoint_folder_by_step().items() if (path / "whole.json").is_file()
@@ -294,10 +294,10 @@ class Attempt:
         Args:
             verify_digests: read the files and compare their digests as well.
         """
-        return self.state == "ok" and self.find_fault(verify_digests=verify_digests) is None
+        return self.state == "ok" and self.find_damage_if_complete(verify_digests=verify_digests) is None
 
-    def find_fault(self, *, verify_digests: bool = False) -> str | None:
-        """Return what is wrong with this record, in a sentence; None without a fault, or before its end.
+    def find_damage_if_complete(self, *, verify_digests: bool = False) -> str | None:
+        """Return what is wrong with a complete record, in a sentence; None if nothing, or in another state.
 
         Args:
             verify_digests: read the files and compare their digests as well.

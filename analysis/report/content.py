@@ -56,7 +56,7 @@ class JudgedClaim:
             explanation=verdict.explanation,
             scale=verdict.scale,
             note=verdicts.claim_note(claim),
-            p_value=verdict.p_value,
+            p_value=verdict.p_value_or_one,
         )
 
 

@@ -150,7 +150,7 @@ def build_run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
     keys = [*map(str, frames.runs["key"])]
     for first in range(0, len(keys), RUNS_PER_BATCH):
         batch = select_runs(frames, keys[first : first + RUNS_PER_BATCH])
-        aligned = timeline.align_spans(batch.spans).round({"start_ms": 4, "took_ms": 4})
+        aligned = timeline.spans_from_step_start_ms(batch.spans).round({"start_ms": 4, "took_ms": 4})
         epoch_places = row_positions_by_key(batch.epochs)
         span_places = row_positions_by_key(batch.spans)
         for row, state in zip(rows_as_dicts(batch.runs), run_states(batch.runs), strict=True):
@@ -165,7 +165,7 @@ def build_run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
 def _run_page(
     frames: Frames, row: Mapping[str, Any], state: str, origin: str, spans: pd.DataFrame
 ) -> RunPage:
-    """Return a run, of whose epochs and spans these frames are; `spans` are `timeline.align_spans`."""
+    """Return a run, whose epochs and spans these frames are; `spans`: see `spans_from_step_start_ms`."""
     key = str(row["key"])
     steps_table = steps_of_run(frames, key)
     has_steps = len(steps_table) > 0

@@ -9,7 +9,7 @@ from analysis.records.frames import Frames, value_of_run
 from analysis.records.steps import warm_steps
 
 
-class LaunchStepSeconds(NamedTuple):
+class LocalAndExchangingSeconds(NamedTuple):
     """Seconds of a method's steps in one launch."""
 
     local_s: float  # without an exchange; 0 where every step has one
@@ -27,7 +27,7 @@ class LaunchStepSeconds(NamedTuple):
 
 def step_seconds_by_launch(
     frames: Frames, keys: Sequence[str], exchanges_per_round: int = 1
-) -> dict[int, LaunchStepSeconds]:
+) -> dict[int, LocalAndExchangingSeconds]:
     """Return the seconds of steps by launch: the median over blocks of their means.
 
     Workers end an exchange together, so that a mean over ranks is what each of them spends.
@@ -37,7 +37,7 @@ def step_seconds_by_launch(
         keys: of one method's launches.
         exchanges_per_round: of local steps.
     """
-    by_launch = dict[int, LaunchStepSeconds]()
+    by_launch = dict[int, LocalAndExchangingSeconds]()
     for key in keys:
         steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
@@ -46,7 +46,7 @@ def step_seconds_by_launch(
             for mask in (~is_exchange, is_exchange)
         )
         seed = int(value_of_run(frames, key, "seed"))
-        by_launch[seed] = LaunchStepSeconds(
+        by_launch[seed] = LocalAndExchangingSeconds(
             0.0 if is_exchange.all() else local_s, exchanging_s, exchanges_per_round
         )
     return by_launch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Generator, Tensor, nn
 import sparsify
 from analysis.records.files import write_atomic
 from experiments.config import dataset_files
+from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.networks import resnet18, vgg16
 from experiments.training.replicas.shared import set_learning_rate
@@ -41,11 +43,11 @@ LARGEST_SCALE = 1.0
 NONZERO_SHARE = 0.01  # of the elements, where most are zero
 
 
-class StepInputs(NamedTuple):
+class StepSequenceInputs(NamedTuple):
     """The inputs of a benchmark's steps, one step after the other."""
 
-    residual: Tensor  # (n,) float32, before the first step
-    gradients: Tensor  # (turns, n), in one piece of memory
+    initial_residual: Tensor  # (n,) float32, before the first step
+    gradients_by_turn: Tensor  # (turns, n), in one piece of memory
     source: str  # in words
     is_always_first_step: bool = False  # every step is a training's first one, and has no residual
 
@@ -92,23 +94,38 @@ SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
 FIRST_TIED = "first_tied"  # the hardest for a guessed bound
 
 
-class NetworkFactory(NamedTuple):
-    """A network that is trained for its gradients: a function that makes it, and its size."""
+class TrainedNetwork(NamedTuple):
+    """A network that is trained for its gradients: its task on a data set, its size, and its data sets."""
 
-    make: Callable[[int, int, int], nn.Module]
+    make_task: Callable[[str], Task]
     num_parameters: int
+    datasets: tuple[str, ...]  # the first one of which the files are there is taken, or else the last one
 
 
+def make_image_task(make_network: Callable[[int, int, int], nn.Module], dataset: str) -> Task:
+    return Task(dataset, make_network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), False)
+
+
+def make_decoder_task(dataset: str) -> Task:
+    """Return the task of the decoder of figure `utilisation`, without a warm-up of its learning rate."""
+    sizes = {"width": 256, "layers": 9, "heads": 8}
+    task: Task = TASKS.build(f"gpt_{dataset}", {**sizes, "batch_size": BATCH, "lr_warmup_epochs": 0.0})
+    return task
+
+
+DECODER = "decoder"
+IMAGE_DATASETS = ("cifar10", "digits32")
 NETWORKS = {
-    "vgg16": NetworkFactory(vgg16, 14_728_266),
-    "resnet18": NetworkFactory(resnet18, 11_173_962),
+    "vgg16": TrainedNetwork(partial(make_image_task, vgg16), 14_728_266, IMAGE_DATASETS),
+    "resnet18": TrainedNetwork(partial(make_image_task, resnet18), 11_173_962, IMAGE_DATASETS),
+    DECODER: TrainedNetwork(make_decoder_task, 9_677_312, ("ptb",)),
 }
 DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
 
 
 def make_or_load_inputs(
     distribution: str, n: int, turns: int, gradients_folder: Path, device: torch.device
-) -> StepInputs:
+) -> StepSequenceInputs:
     """Return inputs of a distribution, or of a network whose gradients are kept in a folder."""
     if distribution in NETWORKS:
         return load_or_train_inputs(distribution, gradients_folder, device)
@@ -117,7 +134,7 @@ def make_or_load_inputs(
     return make_synthetic_inputs(distribution, n, turns, device)
 
 
-def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.device) -> StepInputs:
+def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.device) -> StepSequenceInputs:
     """Return the same numbers at each call; the residual is what a gradient before them left."""
     rng = Generator(device).manual_seed(0)
     fill, source = SYNTHETIC[distribution]
@@ -125,27 +142,36 @@ def make_synthetic_inputs(distribution: str, n: int, turns: int, device: torch.d
     gradients = huge_pages.request(torch.empty(turns, n, device=device))
     for vector in (residual, *gradients):
         fill(vector, rng)
-    return StepInputs(residual, gradients, source)
+    return StepSequenceInputs(residual, gradients, source)
 
 
-def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> StepInputs:
+def make_tied_first_step_inputs(n: int, turns: int, device: torch.device) -> StepSequenceInputs:
     """Return a training's first step in bfloat16, where very many elements tie; as many bytes as float32."""
     inputs = make_synthetic_inputs("ties", n, 2 * turns, device)
     source = (
         f"the first step of a training: no residual; {inputs.source}, in bfloat16, which torch.add adds to "
         "float32 slowly, so that here it is no floor"
     )
-    return StepInputs(inputs.residual.zero_(), inputs.gradients.bfloat16(), source, is_always_first_step=True)
+    return StepSequenceInputs(
+        inputs.initial_residual.zero_(),
+        inputs.gradients_by_turn.bfloat16(),
+        source,
+        is_always_first_step=True,
+    )
 
 
-def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepInputs:
+def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.device) -> StepSequenceInputs:
     """Return stored inputs of a network in training; where there are none, train it and store them.
 
-    The data are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
-    says which.
+    Images are CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source`
+    says which. The decoder reads the Penn Treebank.
+
+    Raises:
+        ValueError: $DATA_ROOT does not have the Penn Treebank.
     """
     root = dataset_files.resolve_data_root(None)
-    dataset = "cifar10" if dataset_files.has_files(root, "cifar10") else "digits32"
+    names = NETWORKS[network].datasets
+    dataset = next((name for name in names if dataset_files.has_files(root, name)), names[-1])
     path = gradients_folder / f"{network}-{dataset}.pt"
     if not path.exists():
         gradients_folder.mkdir(parents=True, exist_ok=True)
@@ -157,18 +183,16 @@ def load_or_train_inputs(network: str, gradients_folder: Path, device: torch.dev
         huge_pages.request(torch.empty_like(stored_inputs[part])).copy_(stored_inputs[part])
         for part in ("residual", "gradients")
     )
-    return StepInputs(residual, gradients, stored_inputs["source"])
+    return StepSequenceInputs(residual, gradients, stored_inputs["source"])
 
 
 def record_training_gradients(
     network: str, dataset: str, data_root: Path, device: torch.device
 ) -> dict[str, Any]:
     """Train one worker with Top-k; return the gradients of the last steps, and the residual before them."""
-    make_network, num_parameters = NETWORKS[network]
+    make_task, num_parameters, _ = NETWORKS[network]
     data = datasets.load(dataset, data_root, device)
-    task = Task(
-        dataset, make_network, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False
-    )
+    task = make_task(dataset)
     steps = TRAINING_STEPS[device.type]
     gradients = list[Tensor]()
     losses = list[float]()

@@ -85,12 +85,12 @@ class OperatorCounter(TorchDispatchMode):
         return result
 
     @property
-    def num_collectives(self) -> int:
+    def num_collectives_but_buffer_broadcasts(self) -> int:
         """The number of collectives, without the broadcasts of a model's buffers."""
         return self._count(COLLECTIVES) - self._count(BUFFER_BROADCASTS)
 
     @property
-    def num_operations(self) -> int:
+    def num_operations_but_collectives(self) -> int:
         """The number of operators that compute, write or copy; views and allocations are free."""
         return self._count_others(COLLECTIVES, *ALLOCATIONS)
 

@@ -15,6 +15,7 @@ from experiments.bench._compared_rows import (
     DDP,
     FLOORS,
     NETWORK_TITLES,
+    PAGE_SIZES,
     SELECT_ROWS,
     STANDARD_SELECTION_CASE,
     STEP_ROWS,
@@ -29,6 +30,8 @@ SELECT_ROW_INCHES = 0.4
 SELECT_MARGIN_INCHES = 1.25  # of titles, legends and axis
 STEP_ROW_INCHES = 0.19
 STEP_MARGIN_INCHES = 0.75
+FUSED_INCHES = 2.8
+GRADIENT_MARKERS = {"normal": "o", "vgg16": "D", "decoder": "s"}
 USED_ROW_SHARE = 0.8  # of a row's height, for its dots below each other
 
 
@@ -45,7 +48,7 @@ def draw_selection_ratios(rows: Sequence[Record]) -> plots.Figure:
     ]  # fmt: skip
     floor = floor_row_name(timed_rows)
     by_n = [row for row in timed_rows if row["density"] == STANDARD_SELECTION_CASE.density] or timed_rows
-    n = choose_n_to_compare_densities(timed_rows)
+    n = choose_standard_n_or_most_densities(timed_rows)
     by_density = [row for row in timed_rows if row["n"] == n]
     names = row_names_quickest_first(timed_rows, by_n, n, floor)
     densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION_CASE.density]
@@ -71,7 +74,7 @@ def row_names_quickest_first(
     return sorted(names, key=lambda name: (medians.get(name, float("inf")), order.index(name)))
 
 
-def choose_n_to_compare_densities(rows: Sequence[Record]) -> int:
+def choose_standard_n_or_most_densities(rows: Sequence[Record]) -> int:
     """Return the n at which densities are compared: 25.6 million, else the one with the most densities."""
     densities_by_n = defaultdict[int, set[float]](set)
     for row in rows:
@@ -130,6 +133,44 @@ def floor_ratio_panel(
     handles = marks.dot_legend_handles({format_number(v): ("o", colour) for v, colour in colours.items()})
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
     plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **axes_settings)
+
+
+def draw_fused_ratios(rows: Sequence[Record]) -> plots.Figure:
+    """Draw torch.topk's time over the fused step's against n: a panel for each size of pages."""
+    timed = [row for row in rows if row.get("ratio")]
+    ylim = (0, 1.05 * max((row["ratio"]["high"] for row in timed), default=1.0))
+    panels = [
+        fused_ratio_panel([row for row in timed if row["pages"] == pages], title=f"{pages} pages", ylim=ylim)
+        for pages in PAGE_SIZES[:2]
+    ]
+    return plots.compose_figure(panels, FUSED_INCHES, sharex=True, sharey=True, ylabel="torch.topk / fused")
+
+
+@plots.panel_maker
+def fused_ratio_panel(axes: plots.Axes, /, rows: Sequence[Record], **axes_settings: Any) -> None:
+    """Draw a line for each density of normal numbers, and a dot for each other gradient and density."""
+    densities = sorted({row["density"] for row in rows})
+    rows = sorted(
+        rows, key=lambda row: (row["gradient"] != "normal", row["gradient"], row["density"], row["n"])
+    )
+    for (gradient, density), series in groupby(rows, lambda row: (row["gradient"], row["density"])):
+        sizes = []
+        ratios = []
+        for row in series:
+            sizes.append(row["n"])
+            ratios.append(row["ratio"])
+        medians = [ratio["median"] for ratio in ratios]
+        below = [ratio["median"] - ratio["low"] for ratio in ratios]
+        above = [ratio["high"] - ratio["median"] for ratio in ratios]
+        axes.errorbar(
+            sizes, medians, [below, above], capsize=2,
+            color=ORANGES[densities.index(density) % len(ORANGES)],
+            linestyle="-" if gradient == "normal" else "none",
+            marker=GRADIENT_MARKERS.get(gradient, "^"), markersize=3.2,
+            label=f"{gradient}, {format_number(density)}",
+        )  # fmt: skip
+    axes.set_xscale("log")
+    plots.finish_axes(axes, grid="both", xlabel="Elements n", **axes_settings)
 
 
 def draw_step_ratios(rows: Sequence[Record]) -> plots.Figure:

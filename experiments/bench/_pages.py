@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,13 +27,23 @@ from analysis.records.schema import Finite, WholeNumber
 from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.bench import _page_pictures as pictures
-from experiments.bench._compared_rows import AROUND_ROWS, SELECT_ROWS, STANDARD_SELECTION_CASE, STEP_ROWS
+from experiments.bench._compared_rows import (
+    AROUND_ROWS,
+    PAGE_SIZES,
+    README_CASE,
+    SELECT_ROWS,
+    STANDARD_SELECTION_CASE,
+    STEP_ROWS,
+    FusedCase,
+    PageSize,
+)
 from experiments.bench._runner import SCHEMA, Record, find_device_stores
 from experiments.bench._targets import to_estimate
 from experiments.config.folders import ResultFolders
 
 Say = Callable[[str], None]
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
+UnitFraction = Annotated[float, Meta(ge=0, le=1)]
 ElementCount = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -42,6 +53,15 @@ class Spread(Struct, frozen=True):
     median: Positive
     low: Finite
     high: Finite
+    n: WholeNumber
+
+
+class Share(Struct, frozen=True):
+    """A median of shares and the range of its samples."""
+
+    median: UnitFraction
+    low: UnitFraction
+    high: UnitFraction
     n: WholeNumber
 
 
@@ -152,6 +172,36 @@ class AroundSearchRow(StepRow, frozen=True, kw_only=True):
     bytes_per_element: Finite | None = None
 
 
+class FusedInvocation(BenchmarkInvocation, frozen=True):
+    """Call of the benchmark of the fused selection over torch.topk."""
+
+    launches: WholeNumber
+    flush_bytes: WholeNumber
+
+
+class FusedRow(BenchmarkRow, frozen=True, kw_only=True):
+    """A case of the fused selection over torch.topk; `why` is the reason where it was not timed."""
+
+    gradient: str
+    n: ElementCount
+    pages: PageSize
+    why: str | None
+
+
+class TimedFusedRow(FusedRow, frozen=True, kw_only=True):
+    """A case that was timed in some launches."""
+
+    why: str | None = None
+    source: str
+    torch_ms: Spread
+    fused_ms: Spread
+    ratio: Spread
+    wall_ratio: Spread
+    residual_huge_share: Share
+    malloc_huge_share: Share
+    turns: list[WholeNumber]
+
+
 Cell = Estimate | float | str | None
 Columns = Mapping[str, str | Callable[[Record], Cell]]  # a table's column -> a row's field, or its cell
 
@@ -171,6 +221,10 @@ def traffic_gb_per_s(row: Record) -> float | None:
 
 def fallback_percent(row: Record) -> float | None:
     return None if row["fallback_rate"] is None else 100 * row["fallback_rate"]
+
+
+def median_percent(row: Record, field: str) -> float:
+    return 100 * float(row[field]["median"])
 
 
 SELECT_COLUMNS: Columns = {
@@ -202,6 +256,15 @@ STEP_SCHEMAS: dict[str, type[Struct]] = {
 }
 UNITS = {
     "time of a step": "ms", "CPU time": "ms", "wall time": "ms", "fallbacks": "%", "speed": "GB/s",
+    "torch.topk": "ms", "fused": "ms", "huge pages of the residual": "%", "of malloc": "%",
+}  # fmt: skip
+
+
+FUSED_COLUMNS: Columns = {
+    "gradient": "gradient", "n": "n", "density": "density", "pages": "pages", "torch.topk": "torch_ms",
+    "fused": "fused_ms", "torch.topk / fused": "ratio", "in wall time": "wall_ratio",
+    "huge pages of the residual": partial(median_percent, field="residual_huge_share"),
+    "of malloc": partial(median_percent, field="malloc_huge_share"),
 }  # fmt: skip
 
 
@@ -397,6 +460,30 @@ def step_page_content(rows: Sequence[Record]) -> Mapping[str, Any]:
     return {"descriptions": {name: words for name, words in descriptions.items() if name in names}}
 
 
+def fused_row_schema(record: Record) -> type[Struct]:
+    return TimedFusedRow if "ratio" in record else FusedRow
+
+
+def fused_case_sort_key(row: Record) -> tuple[Any, ...]:
+    gradient = row["gradient"]
+    return gradient != "normal", gradient, row["n"], row["density"], PAGE_SIZES.index(row["pages"])
+
+
+def fused_page_content(rows: Sequence[Record]) -> Mapping[str, Any]:
+    """Return the rows of the README's case: with any size of pages, and with its own."""
+    timed = [row for row in rows if row.get("ratio")]
+    same_but_pages = [
+        row
+        for row in timed
+        if FusedCase(row["gradient"], row["n"], row["density"], README_CASE.pages) == README_CASE
+    ]
+    return {"readme_rows": sorted(same_but_pages, key=fused_case_sort_key), "readme_pages": README_CASE.pages}
+
+
+FUSED_PAGE = BenchmarkPageDrawer(
+    "fused", ["fused"], FusedInvocation, fused_row_schema, fused_case_sort_key, lambda row: FUSED_COLUMNS,
+    pictures.draw_fused_ratios, fused_page_content,
+)  # fmt: skip
 SELECT_PAGE = BenchmarkPageDrawer(
     "select", [*SELECT_ROWS], SelectInvocation, selection_row_schema, selection_case_sort_key,
     lambda row: SELECT_COLUMNS, pictures.draw_selection_ratios, selection_page_content,

@@ -223,13 +223,13 @@ def find_device_stores(benchmark: str, folders: ResultFolders) -> list[Path]:
     return [store for _, store in sorted(store_by_name.items())]
 
 
-def read_newest_rows_by_key(store: Path) -> dict[str, list[Record]]:
-    """Return the newest rows of each case, by the case's key.
+def read_newest_rows_by_key(records_file: Path) -> dict[str, list[Record]]:
+    """Return the newest rows of each case, by the case's key; none if there is no file.
 
     Rows without a key, as older code wrote them, and damaged rows are left out.
     """
     rows_by_key = dict[str, list[Record]]()
-    for row in read_json_lines(store)[0] if store.exists() else ():
+    for row in read_json_lines(records_file)[0] if records_file.exists() else ():
         is_named = isinstance(row.get("key"), str) and isinstance(row.get("at"), str)
         if row.get("schema") == SCHEMA and row.get("kind") == "row" and is_named:
             rows = rows_by_key.setdefault(row["key"], [])
@@ -239,13 +239,13 @@ def read_newest_rows_by_key(store: Path) -> dict[str, list[Record]]:
     return rows_by_key
 
 
-def read_newest_rows_with_numbers(store: Path, fields: Sequence[str]) -> Iterator[Record]:
+def read_newest_rows_with_numbers(records_file: Path, fields: Sequence[str]) -> Iterator[Record]:
     """Yield the newest rows whose fields are numbers of at least 0, the first of them above 0.
 
-    A store that can't be read has none.
+    A file that can't be read has none.
     """
     with contextlib.suppress(DamagedFileError):
-        for rows in read_newest_rows_by_key(store).values():
+        for rows in read_newest_rows_by_key(records_file).values():
             for row in rows:
                 numbers = [row.get(field) for field in fields]
                 if all(isinstance(number, int | float) and number >= 0 for number in numbers) and numbers[0]:

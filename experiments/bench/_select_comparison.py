@@ -73,12 +73,12 @@ class SelectionComparison:
         self.inputs = gradients.make_or_load_inputs(
             distribution, n, num_alternating_gradients(n), self.gradients_folder, self.device
         )
-        self.residual = self.inputs.residual
+        self.residual = self.inputs.initial_residual
         self.acc = huge_pages.request(torch.empty_like(self.residual))
         folder = str(self.gradients_folder.resolve())
         arguments = json.dumps([*self.case, torch.get_num_threads(), self.flush_bytes, folder])
         self.setup = SelectionStepSetup(
-            self.acc, num_selected(n, density), self.inputs.gradients, (arguments,)
+            self.acc, num_selected(n, density), self.inputs.gradients_by_turn, (arguments,)
         )
         self.steps = dict[str, SelectionStep]()
         for name, samples in self.samples_by_row.items():
@@ -96,7 +96,7 @@ class SelectionComparison:
 
     def begin_turn(self, turn: int) -> None:
         """Take the gradient of a turn, and find the best selection."""
-        self.grad = self.inputs.gradients[turn % len(self.inputs.gradients)]
+        self.grad = self.inputs.gradients_by_turn[turn % len(self.inputs.gradients_by_turn)]
         self.best = self.guide.topk(self.acc.copy_(self.residual), self.grad, self.setup.k)
         self.setup.threshold.copy_(self.best.values.abs().min())
 
@@ -231,12 +231,17 @@ def cache_flush_bytes(device: torch.device) -> int:
     return max(sizes) * 9 // 8
 
 
-def run_follower_process(
-    n: int, density: float, distribution: str, threads: int, flush_bytes: int, gradients_folder: str
+def serve_topk_steps_on_stdin(
+    num_elements: int,
+    density: float,
+    distribution: str,
+    threads: int,
+    flush_bytes: int,
+    gradients_folder: str,
 ) -> None:
-    """Take a step of torch.topk for every turn that is read, until the input ends."""
+    """Take steps of torch.topk up to each turn that stdin names, and print each result as JSON."""
     torch.set_num_threads(threads)
-    case = SelectionCase(n, density, distribution)
+    case = SelectionCase(num_elements, density, distribution)
     samples = {"eager": RowSamples()}
     comparison = SelectionComparison(
         case, samples, set(), flush_bytes, Path(gradients_folder), torch.device("cpu")
@@ -256,4 +261,4 @@ def run_follower_process(
 
 
 if __name__ == "__main__":
-    run_follower_process(*json.loads(sys.argv[1]))
+    serve_topk_steps_on_stdin(*json.loads(sys.argv[1]))

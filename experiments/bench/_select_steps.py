@@ -33,6 +33,7 @@ COPIED_FLOATS = 1.5  # read, and as many written, per element: 12 bytes
 FOLLOWER_FLOATS = 7.0  # per element: residual, acc, gradients and magnitudes
 UNREACHABLE_BOUND = 0x7FFFFFFF  # only a NaN reaches it
 MIN_GLIBC = (2, 35)  # from which on it can be tuned
+TUNABLE_FOR_HUGE_PAGES = "glibc.malloc.hugetlb"
 CONTEXT = BucketContext(0, 0, 0, select="torch")
 NO_COMM: Any = None  # in place of a communicator, which these selectors do not use
 
@@ -173,13 +174,22 @@ def make_eager_step(setup: SelectionStepSetup) -> SelectionStep:
 def make_eager_step_in_huge_pages(setup: SelectionStepSetup) -> SelectionStep:
     if setup.like.is_cuda:
         raise StepUnavailableError("is for CPUs")
+    check_malloc_can_give_huge_pages()
+    follower = FollowerProcess(setup.follower_arguments, f"{TUNABLE_FOR_HUGE_PAGES}=1")
+    return SelectionStep(lambda acc, grad: None, follower=follower)
+
+
+def check_malloc_can_give_huge_pages() -> None:
+    """Refuse a machine where glibc's malloc cannot be tuned to give huge pages.
+
+    Raises:
+        StepUnavailableError: the message says what is needed.
+    """
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < MIN_GLIBC:
         raise StepUnavailableError(f"needs glibc 2.35, this is {library or platform.system()} {version}")
     if huge_pages.system_setting() not in ("always", "madvise"):
         raise StepUnavailableError(f"needs huge pages; the system's setting is {huge_pages.system_setting()}")
-    follower = FollowerProcess(setup.follower_arguments, "glibc.malloc.hugetlb=1")
-    return SelectionStep(lambda acc, grad: None, follower=follower)
 
 
 def make_add_step(setup: SelectionStepSetup) -> SelectionStep:
@@ -233,7 +243,7 @@ def make_step_over_magnitudes(
 
 
 def make_sort_step(setup: SelectionStepSetup) -> SelectionStep:
-    check_not_too_slow(setup)
+    check_size_for_cpu(setup)
     return make_step_over_magnitudes(
         setup, lambda magnitudes: torch.sort(magnitudes, descending=True).indices[: setup.k]
     )
@@ -266,7 +276,7 @@ def compile_extract_by_mask() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def make_compiled_step(setup: SelectionStepSetup) -> SelectionStep:
-    check_not_too_slow(setup)
+    check_size_for_cpu(setup)
     function = compile_extract_by_mask()
     small = torch.ones(4096, device=setup.like.device)
     try:
@@ -276,7 +286,7 @@ def make_compiled_step(setup: SelectionStepSetup) -> SelectionStep:
     return SelectionStep(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
 
 
-def check_not_too_slow(setup: SelectionStepSetup) -> None:
+def check_size_for_cpu(setup: SelectionStepSetup) -> None:
     """Refuse large sizes on a CPU unless the row was asked for by its name."""
     is_large = not setup.like.is_cuda and setup.like.numel() > MAX_NUMEL_OF_SLOW_STEPS
     if is_large and not setup.is_asked_by_name:

@@ -25,7 +25,9 @@ SETTLING_STEPS = 2  # before one is counted: DDP rebuilds its buckets after the 
 NUM_COPIES = 3  # of the gradient around the search, which take turns
 
 
-def make_training_step_setup(comm: Comm, options: Any, around_averaging: Any = None) -> TrainingStepSetup:
+def training_step_setup_from_options(
+    comm: Comm, options: Any, around_averaging: Any = None
+) -> TrainingStepSetup:
     return TrainingStepSetup(
         options.network, options.layers, options.density, options.bucket_mb, comm.rank,
         around_averaging=around_averaging,
@@ -34,7 +36,7 @@ def make_training_step_setup(comm: Comm, options: Any, around_averaging: Any = N
 
 def plan_whole_steps(comm: Comm, options: Any) -> LaunchPlan:
     """Plan to time the steps of all variants."""
-    setup = make_training_step_setup(comm, options)
+    setup = training_step_setup_from_options(comm, options)
     return LaunchPlan({name: TimedVariant(STEP_MAKERS[name](setup)) for name in options.ways})
 
 
@@ -48,16 +50,16 @@ def count_step_operators(comm: Comm, options: Any) -> LaunchPlan:
         context = SwitchableContext()
         whole_step = OperatorCounter()
         averaging = OperatorCounter()
-        step = STEP_MAKERS[name](make_training_step_setup(comm, options, context))
+        step = STEP_MAKERS[name](training_step_setup_from_options(comm, options, context))
         for _ in range(SETTLING_STEPS):
             step()
         context.inner = averaging
         with whole_step:
             step()
-        counts: Record = {"collectives": whole_step.num_collectives}
+        counts: Record = {"collectives": whole_step.num_collectives_but_buffer_broadcasts}
         if averaging.counts:
             counts |= {
-                "operations": averaging.num_operations,
+                "operations": averaging.num_operations_but_collectives,
                 "around_search": averaging.num_operations_around_search,
                 "operators": dict(averaging.counts.most_common()),
             }  # fmt: skip

@@ -28,10 +28,10 @@ class BenchmarkTarget(Struct, frozen=True, forbid_unknown_fields=True):
                 return None
         return number if number is None else to_estimate(number)
 
-    def is_met(self, value: Estimate) -> bool:
-        """Judge by the median. A median that equals the bound meets it; the interval decides nothing."""
+    def is_met_by_median(self, estimate: Estimate) -> bool:
+        """Tell whether the median meets the bound or equals it; the interval decides nothing."""
         band = Band(low=self.bound) if self.is_lower_bound else Band(high=self.bound)
-        return band.contains(value.value)
+        return band.contains(estimate.value)
 
     def verdict_sentence(self, result: Mapping[str, Any]) -> str:
         """Return a sentence on the bound, the number and whether it is met."""
@@ -41,7 +41,7 @@ class BenchmarkTarget(Struct, frozen=True, forbid_unknown_fields=True):
         if value is None:
             return f"{sentence}, not measured"
         interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}], n = {value.n}"
-        word = "met" if self.is_met(value) else "MISSED"
+        word = "met" if self.is_met_by_median(value) else "MISSED"
         return f"{sentence}, {value.value:.4g}{interval} measured: {word}"
 
 

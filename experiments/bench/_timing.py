@@ -46,10 +46,10 @@ def choose_device_and_set_threads(kind: Device | None, threads: int | None = Non
     return torch.device("cpu")
 
 
-def describe_single_thread_workers(workers_text: str) -> Record:
-    """Return the description of CPU workers of one thread each, named by the CPU and these words."""
+def describe_single_thread_cpu_machine(name_suffix: str) -> Record:
+    """Describe this machine and code with one CPU thread; the name is the CPU's, then `name_suffix`."""
     machine = describe_machine_and_code(torch.device("cpu"), threads=1)
-    return machine | {"name": f"{machine['cpu']}, {workers_text}"}
+    return machine | {"name": f"{machine['cpu']}, {name_suffix}"}
 
 
 def describe_machine_and_code(device: torch.device, threads: int | None = None) -> Record:

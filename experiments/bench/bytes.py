@@ -49,7 +49,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
     """
     if n % ROW_LENGTH:
         raise ValueError(f"--n {n}: {n} is no multiple of {ROW_LENGTH}, the length of a row")
-    names = parse_per_step_methods(methods)
+    names = parse_per_step_methods_or_all(methods)
     cases = [
         {"method": name, "workers": size, "density": density, "n": n}
         for name in names
@@ -67,7 +67,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
     )
 
 
-def parse_per_step_methods(methods: str) -> list[str]:
+def parse_per_step_methods_or_all(methods: str) -> list[str]:
     """Return the methods that are named with commas; all where none is.
 
     Raises:

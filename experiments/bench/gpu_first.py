@@ -267,7 +267,7 @@ class GpuSession:
                 "exit": end.exit_code,
                 # Its run was measured before it began, so its seconds say nothing.
                 "reused": any(REUSED in line for line in lines),
-                "found": find_last_json_object(lines),
+                "found": find_last_json_object_or_empty(lines),
                 "tail": "" if state == "ok" else "\n".join(lines[-TAIL_LINES:]),
                 "log": log.name,
             }
@@ -339,7 +339,7 @@ def describe_outcome(record: Record) -> str:
     return f"{record['part']}: {record['state']}{why}{hint}{seconds}\n{record.get('tail', '')}".strip()
 
 
-def find_last_json_object(lines: Sequence[str]) -> Record:
+def find_last_json_object_or_empty(lines: Sequence[str]) -> Record:
     """Return the JSON object that was printed last, as every benchmark does; empty where there is none."""
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
@@ -375,7 +375,7 @@ def judge_target(target: GpuTarget, part: str, record: Record | None) -> TargetO
         return TargetOutcome(target, None, None, f"{part} {reason}")
     if record["device"] == "cpu":
         return TargetOutcome(target, value, None, "a rehearsal")
-    return TargetOutcome(target, value, target.is_met(value))
+    return TargetOutcome(target, value, target.is_met_by_median(value))
 
 
 def render_summary(

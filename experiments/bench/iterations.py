@@ -17,7 +17,7 @@ from experiments.bench._targets import to_estimate
 from experiments.bench._timing import describe_machine_and_code
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import plan_runs_with_data
+from experiments.config.plan import plan_distinct_runs_and_ensure_data
 from experiments.training.loop import Trainer
 from experiments.worker.build import RunComponents, build_run, prepare_device
 from slurm.environment import WorkerPlace
@@ -47,7 +47,9 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
         settings: of the run, as `run` takes them.
         iterations: number of iterations that are counted.
     """
-    (planned_run,) = plan_runs_with_data([compose.resolve([*settings, "cluster=virtual"])], print)
+    (planned_run,) = plan_distinct_runs_and_ensure_data(
+        [compose.resolve([*settings, "cluster=virtual"])], print
+    )
     config = planned_run.config
     device = prepare_device(config, WorkerPlace(0, 1, 0))
     task = config["task"]

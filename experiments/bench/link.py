@@ -197,7 +197,7 @@ def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -
             while (exit_codes := workers.poll_exit_codes()) is None:
                 time.sleep(POLL_S)
         except BaseException:
-            workers.kill_and_wait()
+            workers.kill_and_close_network()
             raise
         if any(exit_codes.values()) or len(exit_codes) < workers.size:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
@@ -216,7 +216,7 @@ def run_local_worker(orders_file: Path, folder: Path) -> int:
     assert orders is not None, orders_file
     config = Config.from_record(orders["config"])
     device = prepare_device(config, place)
-    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders["network"])
+    hardware.pin_if_emulated_and_set_nccl_defaults(config, place, device, orders["network"])
     comm = connect.join_group_via_folder(config, place, folder, True, None, device)
     rows = measure_messages(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:
@@ -252,20 +252,21 @@ def measure_messages(
             samples[index].append(time_case_s(cases[index], comm, device))
     comm.barrier()
     return [
-        {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": seconds}
+        {"message": case.kind, "size": case.requested_bytes, **case.cost._asdict(), "seconds": seconds}
         for case, seconds in zip(cases, samples, strict=True)
     ]
 
 
 def make_probe_case(
-    comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device
+    comm: Comm, kind: str, message_bytes: int, pair: tuple[int, int], device: torch.device
 ) -> ProbeCase:
     """Return one kind of message or collective at one size."""
     if kind != PING_PONG:
-        return ProbeCase.create(comm, kind, size // comm.size, pair, device)._replace(size=size)
-    data = torch.zeros(size // 4, device=device)
+        case = ProbeCase.create(comm, kind, message_bytes // comm.size, pair, device)
+        return case._replace(requested_bytes=message_bytes)
+    data = torch.zeros(message_bytes // 4, device=device)
     send = partial(ping_pong, comm, data, data, [pair])
-    return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
+    return ProbeCase(kind, message_bytes, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
 def time_case_s(case: ProbeCase, comm: Comm, device: torch.device) -> float:
@@ -321,10 +322,10 @@ def fit_each_kind_and_joint(rows: Sequence[Record]) -> dict[str, LinkFit]:
     return fits
 
 
-def format_fits(fits: Mapping[str, LinkFit]) -> str:
+def format_fits(fit_by_kind: Mapping[str, LinkFit]) -> str:
     """Return alpha, bandwidth and the errors of each fit, as Markdown."""
     rows = list[Record]()
-    for kind, fit in fits.items():
+    for kind, fit in fit_by_kind.items():
         bandwidth, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte[:3])
         errors = sorted(100 * abs(residual) for residual in fit.residuals)
         rows.append({

@@ -19,7 +19,7 @@ from experiments.bench._launches import (
 )
 from experiments.bench._runner import Benchmark, Record
 from experiments.bench._targets import BenchmarkTarget
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from experiments.training.language.networks import GPT
 from sparsify.comm import Comm
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -94,7 +94,7 @@ def local(
                 }  # fmt: skip
 
     return Benchmark(
-        machine=describe_single_thread_workers("1 thread a process"),
+        machine=describe_single_thread_cpu_machine("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"part": part, **size} for part in parts],
         settings={"launches": launches, "turns": turns},

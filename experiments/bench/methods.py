@@ -19,7 +19,7 @@ from experiments.bench._timing import (
     describe_machine_and_code,
     synchronise_if_cuda,
 )
-from experiments.bench.bytes import build_global_method, parse_per_step_methods
+from experiments.bench.bytes import build_global_method, parse_per_step_methods_or_all
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.ranges import PositiveInt
@@ -56,7 +56,7 @@ def methods(
         device: cpu or cuda; by default cuda where there is a GPU.
     """
     torch_device = choose_device_and_set_threads(device)
-    names = parse_per_step_methods(methods)
+    names = parse_per_step_methods_or_all(methods)
     return Benchmark(
         machine=describe_machine_and_code(torch_device),
         description=f"density {DENSITY}, {WORKERS} virtual workers, {repeats} pairs; milliseconds, medians",

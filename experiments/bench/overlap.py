@@ -23,7 +23,7 @@ from experiments.bench._step_variants import (
     make_registered_ddp_step,
     make_topk_factory,
 )
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import CollectiveCost, Link
@@ -103,7 +103,7 @@ def overlap(
             }
 
     return Benchmark(
-        machine=describe_single_thread_workers(f"{workers} workers of 1 thread"),
+        machine=describe_single_thread_cpu_machine(f"{workers} workers of 1 thread"),
         description=f"{network}, {batch} images a worker; {LINK}",
         cases=[{"link": LINK, **training}],
         settings={**sweep, "workers": workers, "repeats": repeats},

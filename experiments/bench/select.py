@@ -17,7 +17,7 @@ from experiments.bench._compared_rows import (
     STANDARD_SELECTION_CASE,
     SelectionCase,
 )
-from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
+from experiments.bench._gradients import DECODER, DISTRIBUTIONS, FIRST_TIED, NETWORKS
 from experiments.bench._pages import SELECT_PAGE
 from experiments.bench._runner import (
     WRONG,
@@ -48,7 +48,8 @@ from sparsify.types import num_selected
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)
-REAL = "real"  # all networks
+IMAGE_NETWORKS = tuple(name for name in NETWORKS if name != DECODER)  # which need no files
+REAL = "real"  # all of these
 NUMEL_OF_OTHER_DISTRIBUTIONS = 14_700_000
 RATIOS = (
     ("eager", "fused"), ("eager_hugepages", "fused"), ("fused", "add"), ("fused", "copy"),
@@ -85,12 +86,12 @@ def select(
 ) -> Benchmark:
     """Time whole steps side by side: acc += grad, select k of n, indices and values out, zeros in acc.
 
-    Without options: every n at density 0.001, every density at 25.6 million, every distribution at 14.7
-    million (real gradients: at their own size). In each case residual and gradients are the same for all
-    rows; every repetition goes through all rows in turn, each with cold caches, so that ratios are of
-    neighbours in time. The residual evolves as in training, by exact Top-k. Each row's first step is not
-    counted, but checked: those that are exact must select the same magnitudes. Residual and gradients lie in
-    huge pages where the system has them, as `sparsify` allocates them, so all rows gain from these; what
+    Without options: every n at density 0.001, every density at 25.6 million, every distribution but the
+    decoder's at 14.7 million (real gradients: at their own size). In each case residual and gradients are the
+    same for all rows; every repetition goes through all rows in turn, each with cold caches, so that ratios
+    are of neighbours in time. The residual evolves as in training, by exact Top-k. Each row's first step is
+    not counted, but checked: those that are exact must select the same magnitudes. Residual and gradients lie
+    in huge pages where the system has them, as `sparsify` allocates them, so all rows gain from these; what
     torch.topk allocates itself does not.
 
     The last lines say which targets are met. The very last is one JSON object, for n = 25.6 million, density
@@ -99,7 +100,8 @@ def select(
     Args:
         n: numbers of elements.
         density: k/n.
-        distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18; real: the networks.
+        distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18, decoder; real: vgg16
+            and resnet18.
         rows: some of add, copy, fused, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
             compile, sort, paper_kernel; all by default.
         repeats: repetitions; by default 11 on a CPU, 50 on a GPU.
@@ -170,16 +172,17 @@ def plan_cases(
     """
     names = list[str]()
     for name in distribution:
-        names += NETWORKS if name == REAL else [name]
+        names += IMAGE_NETWORKS if name == REAL else [name]
     check_known_names("distribution", names, [*DISTRIBUTIONS, REAL])
     size, share, normal = STANDARD_SELECTION_CASE
+    others = [name for name in DISTRIBUTIONS if name not in (normal, DECODER)]
     if n or density or names:
         plan = [*product(n or (size,), density or (share,), names or (normal,))]
     else:
         plan = [
             *product(SIZES, (share,), (normal,)),
             *product((size,), DENSITIES, (normal,)),
-            *product((NUMEL_OF_OTHER_DISTRIBUTIONS,), (share,), DISTRIBUTIONS[1:]),
+            *product((NUMEL_OF_OTHER_DISTRIBUTIONS,), (share,), others),
         ]
     cases = list[SelectionCase]()
     for size, share, name in plan:

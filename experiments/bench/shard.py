@@ -19,7 +19,7 @@ from experiments.bench._launches import (
     run_launches,
 )
 from experiments.bench._runner import Benchmark, Record
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from sparsify.comm import Comm
 from sparsify.method import Method
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -78,7 +78,7 @@ def shard(
         yield from compare_variants_with_base(reports, HSDP)
 
     return Benchmark(
-        machine=describe_single_thread_workers(f"{replicas * shards} workers of 1 thread"),
+        machine=describe_single_thread_cpu_machine(f"{replicas * shards} workers of 1 thread"),
         description=f"a transformer of {layers} layers of {width}, {replicas} replicas of {shards} shards; "
         f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"replicas": replicas, "shards": shards, **size, "turns": turns}],

@@ -12,7 +12,7 @@ from experiments.bench._runner import Benchmark, Record, check_known_names, summ
 from experiments.bench._step_plans import count_step_operators, plan_times_around_search, plan_whole_steps
 from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, NetworkName
 from experiments.bench._targets import BenchmarkTarget
-from experiments.bench._timing import describe_single_thread_workers
+from experiments.bench._timing import describe_single_thread_cpu_machine
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 Part: TypeAlias = Literal["time", "counts", "around"]
@@ -120,7 +120,7 @@ def step(
             )
 
     return Benchmark(
-        machine=describe_single_thread_workers("1 thread a process"),
+        machine=describe_single_thread_cpu_machine("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
         settings={"ways": timed_names, "launches": launches, "bucket_mb": bucket_mb, "layers": layers},

@@ -13,7 +13,7 @@ from experiments.config.config import Config
 from experiments.config.machines import Container, SlurmCluster
 from experiments.launch import probe
 from experiments.launch.cluster_prober import GroupTestResult, NodeProbe
-from experiments.launch.probe import NodeFacts
+from experiments.launch.probe import TaskFacts
 from slurm import gpus
 from slurm.partition import PartitionNode
 
@@ -68,13 +68,13 @@ class ClusterObservations:
         return self.config.cluster if isinstance(self.config.cluster, SlurmCluster) else None
 
     @property
-    def facts(self) -> list[NodeFacts]:
+    def facts_of_all_tasks(self) -> list[TaskFacts]:
         """The facts that the tasks of all probes found."""
         return [facts for node_probe in self.probes for facts in node_probe.facts]
 
-    def node_names_by_fact(self, read: Callable[[NodeFacts], V]) -> dict[V, str]:
+    def node_names_by_fact(self, read: Callable[[TaskFacts], V]) -> dict[V, str]:
         """Return the names of the nodes by the value that their facts have; of several tasks the last."""
-        return _join_names_by_value({facts.node: read(facts) for facts in self.facts})
+        return _join_names_by_value({facts.node: read(facts) for facts in self.facts_of_all_tasks})
 
 
 def judge_cluster(observed: ClusterObservations) -> list[Finding]:
@@ -89,7 +89,7 @@ def _judge_probes(observed: ClusterObservations) -> Iterator[Finding]:
     for node_probe in observed.probes:
         if not node_probe.has_all_facts:
             yield Finding(_fault_verdict(node_probe.why_missing), node_probe.node, node_probe.why_missing)
-    names = sorted({facts.node for facts in observed.facts})
+    names = sorted({facts.node for facts in observed.facts_of_all_tasks})
     if names:
         yield Finding("works", "results", f"what nodes write is seen here: {', '.join(names)}")
 

@@ -149,7 +149,7 @@ def label_attempts(attempts: Sequence[Attempt]) -> list[str]:
 
 
 @contextlib.contextmanager
-def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
+def use_slurm_conf_if_trusted(conf: str | None) -> Iterator[None]:
     """Within the block, let SLURM's commands ask the cluster of a sweep's `slurm_conf`.
 
     A results folder can come from anybody, and SLURM's commands load the libraries that their configuration
@@ -167,7 +167,7 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
             f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
             "file of conf/cluster or SLURM_CONF names it, too: if you know that file, export it as SLURM_CONF"
         )
-    with environment.temporary_slurm_conf(conf):
+    with environment.temporary_slurm_conf_if_given(conf):
         yield
 
 
@@ -193,7 +193,7 @@ def query_status_snapshot(
 ) -> StatusSnapshot:
     """Ask SLURM once about attempts of one cluster; where it does not answer, view the files alone."""
     try:
-        with use_recorded_slurm_conf(conf):
+        with use_slurm_conf_if_trusted(conf):
             return StatusSnapshot.query(folders, attempts)
     except commands.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
@@ -235,7 +235,13 @@ def read_last_lines(log: Path) -> list[str]:
 
 def check_runs_are_for_slurm(planned: Sequence[PlannedRun]) -> None:
     """Refuse runs that are not for a SLURM cluster."""
-    if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
+    kinds = {run.config["cluster"]["where"] for run in planned}
+    if "slurm" in kinds and len(kinds) > 1:
+        raise ValueError(
+            "some of these runs are for this machine and others for a SLURM cluster: `reproduce` makes all "
+            "of them, one after the other"
+        )
+    if kinds != {"slurm"}:
         raise ValueError(
             "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster (`run "
             "cluster=generic_slurm --help` explains the fields); `run` and `reproduce` make runs on this "

@@ -34,7 +34,7 @@ def replace_again_word(words: Sequence[str], folders: ResultFolders) -> list[str
         raise ValueError(f"{AGAIN} names one run, and there are {len(names)}")
     other_words = [word for word in words if not word.startswith(AGAIN)]
     other_keys = {word.partition("=")[0] for word in other_words}
-    recorded_words = compose.recover_run(*_read_configs(names[0], folders)).to_words()
+    recorded_words = compose.rebuild_recorded_run(*_read_configs(names[0], folders)).to_words()
     return [*(word for word in recorded_words if word.partition("=")[0] not in other_keys), *other_words]
 
 

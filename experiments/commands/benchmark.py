@@ -14,9 +14,9 @@ from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
 from experiments.config import choices
 from experiments.config.folders import ROOT, ResultFolders
-from experiments.figures.benchmark.entering import baseline, by_todays_rules
+from experiments.figures.benchmark.entering import find_baseline_entry, read_entries_by_todays_rules
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import OWN, digest, floors_by_task, rules
+from experiments.figures.benchmark.rules import OWN, floors_by_task, rules, rules_digest
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
@@ -40,10 +40,10 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         against: a folder with files of another day's entries; then no pages are written, but how many words
             of both days are the same is shown.
     """
-    tier = rules().tier(profile)
+    tier = rules().parse_tier(profile)
     folders = ResultFolders()
-    entries, notes = by_todays_rules(folders, profile)
-    base = baseline(folders, profile)
+    entries, notes = read_entries_by_todays_rules(folders, profile)
+    base = find_baseline_entry(folders, profile)
     if base is None:
         raise ValueError(
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
@@ -51,7 +51,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         )
     cells = evaluate_entries(entries, base, notes)
     if against is not None:
-        other_entries, other_notes = read_newest_entries([Path(against)], profile, digest(profile))
+        other_entries, other_notes = read_newest_entries([Path(against)], profile, rules_digest(profile))
         other_cells = evaluate_entries(other_entries, base, other_notes)
         if not other_cells:
             raise ValueError(f"{against} has no entries of tier {profile}")

@@ -13,7 +13,7 @@ from experiments.commands._named_runs import (
     newest_attempts_in_sweeps,
     occurs_in_name,
     sweep_run_ids,
-    use_recorded_slurm_conf,
+    use_slurm_conf_if_trusted,
 )
 from experiments.config.folders import ResultFolders
 from experiments.launch import submission
@@ -47,7 +47,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
     for conf in dict.fromkeys(sweep.slurm_conf for sweep in sweeps):
         of_cluster = [sweep for sweep in sweeps if sweep.slurm_conf == conf]
         try:
-            with use_recorded_slurm_conf(conf):
+            with use_slurm_conf_if_trusted(conf):
                 attempts = newest_attempts_in_sweeps(of_cluster, folders, words, is_named)
                 result = _cancel_attempts(attempts, folders)
         except commands.SlurmError as error:

@@ -43,11 +43,11 @@ def claims() -> int:
 
     folders = ResultFolders()
     shipped = read_or_report_damage(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
-    items = iterate_with_progress(figures.shipped_items(), "figures")
+    items = iterate_with_progress(figures.repository_items(), "figures")
     verdicts_by_item = {item: judge_best_profile(figures.load(item), folders, shipped) for item in items}
     answers = list(list_answers(papers.statements_by_id().values(), verdicts_by_item))
     print_table(Table("", pd.DataFrame(answers, columns=StatementAnswer._fields)))
-    print(json.dumps(count_answers(answers)))
+    print(json.dumps(summarize_answer_counts(answers)))
     return 0
 
 
@@ -86,7 +86,7 @@ def list_answers(
             )
 
 
-def count_answers(answers: Sequence[StatementAnswer]) -> dict[str, object]:
+def summarize_answer_counts(answers: Sequence[StatementAnswer]) -> dict[str, object]:
     """Return the numbers of statements, of answers, and of each verdict."""
     return {
         "statements": len({answer.number for answer in answers}),

@@ -104,7 +104,7 @@ def ship_complete_figures(folders: ResultFolders) -> Iterator[str]:
     pictures = list[tuple[Figure, str]]()
     for path in sorted(index_folder.glob("*.json")):
         prefix, _, profile = path.stem.rpartition("-")
-        pictures.append((figures.load(figures.item_of_file_prefix(prefix)), profile))
+        pictures.append((figures.load(figures.item_of_file_prefix_or_itself(prefix)), profile))
     pictures += [(figure, figures.PUBLISHED) for figure in load_figures_without_runs()]
     records = (find_shipped_figure_records(*picture, folders, shipped) for picture in pictures)
     results = write_figures_in_parallel(pictures, records, index_folder)
@@ -192,7 +192,7 @@ def judge_shipped_figures(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
     shipped = parquet.read_parquet(folders.shipped)
     frames_by_figure = list[tuple[Figure, Frames]]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
-        figure = figures.load(figures.item_of_file_prefix(path.stem.rpartition("-")[0]))
+        figure = figures.load(figures.item_of_file_prefix_or_itself(path.stem.rpartition("-")[0]))
         frames_by_figure.append((figure, select_rows_by_run_id(shipped, read_figure_run_ids(path))))
     frames_by_figure += [(figure, empty_frames()) for figure in load_figures_without_runs()]
     return [(figure.name, verdict) for figure, frames in frames_by_figure for verdict in figure.judge(frames)]
@@ -205,7 +205,7 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     fallen = sum(verdict.overruled_word is not None for _, verdict in rows)
     sentence = (
         "All claims are tested together, and those that follow from one cause are counted as one. "
-        f"Of {sum(counts.values())}, these are the verdicts: {counts_text}. "
+        f"Of {sum(counts.values())}, these are the [verdicts](docs/measuring.md#verdicts): {counts_text}. "
         f"Of the inconclusive ones, {fallen} would be decided if each were tested alone."
     )
     return f"{textwrap.fill(sentence, README_COLUMNS)}\n"

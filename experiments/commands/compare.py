@@ -20,6 +20,7 @@ from experiments.commands._run_table import filter_runs, load_all_runs, parse_ru
 from experiments.commands._terminal import print_table
 from experiments.config import compose
 from experiments.config.folders import ResultFolders
+from sparsify.ranges import quote
 
 GROUP = "results"
 AXES = ("x", "y", "by", "ref")
@@ -45,7 +46,11 @@ def compare(words: Filters, *, save: str | None = None) -> int:
         say(f"left out {run}: it is {state}; `why` tells more")
     runs = runs[is_whole].reset_index(drop=True)
     if not len(runs):
-        raise ValueError("no whole run is meant by these words; `list` shows what there is")
+        names = [word for word in filters if "=" not in word]
+        hint = (
+            f"to compare two runs: `why {' --against '.join(map(quote, names))}`" if len(names) == 2 else ""
+        )
+        raise ValueError(f"no whole run is meant by all these words; {hint or '`list` shows what there is'}")
     by = axes.get("by") or "method.name"
     x_setting = axes.get("x") or _find_only_axis(runs, by)
     comparison = Comparison(x_setting, axes.get("y") or _quality_column(runs), by, axes.get("ref"))
@@ -68,7 +73,8 @@ def _save_figure_file(name: str, comparison: Comparison, runs: pd.DataFrame) -> 
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
     words = [
-        compose.recover_run({"": config}, run_key(config)).to_words() for config in parse_run_configs(ordered)
+        compose.rebuild_recorded_run({"": config}, run_key(config)).to_words()
+        for config in parse_run_configs(ordered)
     ]
     return new.write_new_file(
         "figure", name, new.render_comparison_figure(name, comparison.title, words, axes)
@@ -88,8 +94,11 @@ def _find_only_axis(runs: pd.DataFrame, by: str) -> str:
     ]
     if len(leaves) == 1:
         return leaves[0]
-    differing = ", ".join(leaves) if leaves else f"nothing but {by} and the seed"
-    raise ValueError(f"compare over what? The runs differ in {differing}: say x=, as x=method.density")
+    if leaves:
+        hint = f"The runs differ in {', '.join(leaves)}: say x=, as x={leaves[0]}"
+    else:
+        hint = f"The runs differ in nothing but {by} and the seed: x={by} has a place for each of its values"
+    raise ValueError(f"compare over what? {hint}; `why RUN --against RUN` compares two runs")
 
 
 def _write_files(comparison: Comparison, frames: Frames, folders: ResultFolders, name: str) -> list[Path]:

@@ -105,7 +105,9 @@ def _list_words(kinds: Sequence[WordKind], typed_words: Sequence[str], prefix: s
         WordKind.SETTING: lambda: complete_setting_word(prefix, typed_words),
         WordKind.RUN: lambda: _sort_plain_names(ResultFolders().store.list_run_ids()),
         WordKind.BENCH: BENCHMARKS.names,
-        WordKind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
+        WordKind.ENTRY: lambda: sorted(
+            {*choices.REGISTRIES["method"].names(), *entries.shipped_entrants_by_name()}
+        ),
         WordKind.FILTER: lambda: _list_filters(prefix, typed_words),
         WordKind.SWEEP: lambda: _sort_plain_names(path.name for path in ResultFolders().sweeps.glob("*")),
     }

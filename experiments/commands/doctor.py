@@ -87,7 +87,7 @@ def _observe_cluster(
     config: Config, cluster: SlurmCluster, make_prober: Callable[[], ClusterProber], max_nodes: int
 ) -> ClusterObservations:
     """Return what probes find on the nodes of the cluster's partition, and a group of two that are well."""
-    environment.set_slurm_conf_variable(cluster.slurm_conf)
+    environment.set_slurm_conf_variable_if_given(cluster.slurm_conf)
     nodes = partition.list_partition_nodes(cluster.partition)
     excluded = commands.expand_hostlist(cluster.exclude) if cluster.exclude else []
     names = [node.name for node in nodes if node.is_usable and node.name not in excluded]

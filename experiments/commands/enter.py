@@ -24,22 +24,32 @@ from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, changed_code_files, find_unmeasured_runs, plan_runs_with_data
+from experiments.config.plan import (
+    PlannedRun,
+    changed_code_files,
+    find_unmeasured_runs,
+    plan_distinct_runs_and_ensure_data,
+)
 from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
-    Entering,
-    Unfair,
-    baseline,
-    by_todays_rules,
-    file_of,
-    pack,
-    statement,
-    timed,
+    EntryInProgress,
+    UnfairEntryError,
+    entry_file_path,
+    find_baseline_entry,
+    make_statement,
+    read_entries_by_todays_rules,
+    timing_configs,
+    write_entry_file,
 )
-from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
-from experiments.figures.benchmark.held import held as held_runs
-from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
+from experiments.figures.benchmark.entries import (
+    BestSettings,
+    Entrant,
+    find_or_make_entrant,
+    shipped_entrants_by_name,
+)
+from experiments.figures.benchmark.held import load_held_records as held_runs
+from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, find_method_files
 from experiments.figures.benchmark.rules import AT, floors_by_task, rules
 from experiments.launch.backends import execute_runs
 from experiments.launch.local import count_usable_cores, emulation_request
@@ -50,7 +60,7 @@ from slurm.emulated import network
 GROUP = "here"
 TIER = "laptop"
 MAX_SHOWN_CELLS = 12  # of an entry
-EntriesByName = Mapping[str, Entering]
+EntriesByName = Mapping[str, EntryInProgress]
 SettingsByTask = Mapping[str, BestSettings]
 
 
@@ -96,9 +106,9 @@ def enter(
             print(f"{entrant.name}: {format_count(len(load_or_check_laws(entrant, folders)), 'laws')}")
         return 0
     held = held_runs(folders, tier)
-    entries = {entrant.name: Entering(entrant, tier, folders, held) for entrant in entrants}
+    entries = {entrant.name: EntryInProgress(entrant, tier, folders, held) for entrant in entrants}
     stages = EntryStageRunner(folders, _check_date(since), held)
-    base_file = None if BASELINE in entries else baseline(folders, tier)
+    base_file = None if BASELINE in entries else find_baseline_entry(folders, tier)
     try:
         if plan:
             for line in _describe_plan(entries, base_file, stages):
@@ -110,7 +120,7 @@ def enter(
                 f"`enter {BASELINE} profile={tier}`"
             )
         carry_out_all_stages(entries, base_file, stages, without_times=train)
-    except Unfair as unfair:
+    except UnfairEntryError as unfair:
         raise ValueError(str(unfair)) from unfair
     return 0
 
@@ -123,7 +133,7 @@ def _parse_entries(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     cluster = str(settings.pop("cluster", ""))
     if cluster:
         tier += AT + cluster
-    if rules().tier(tier).is_of_cluster and not isinstance(
+    if rules().parse_tier(tier).is_of_cluster and not isinstance(
         compose.resolve({"cluster": cluster}).cluster, SlurmCluster
     ):
         raise ValueError(f"cluster={cluster} has no SLURM, whose nodes a link would join; name one that has")
@@ -132,7 +142,9 @@ def _parse_entries(words: Sequence[str]) -> tuple[str, list[Entrant]]:
             f"{next(iter(settings))} is of one entry, and {len(names) or 'no'} names stand before it: enter "
             "them one by one"
         )
-    return tier, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
+    return tier, [
+        find_or_make_entrant(name, settings) for name in dict.fromkeys(names or shipped_entrants_by_name())
+    ]
 
 
 def _check_date(since: str | None) -> str | None:
@@ -184,9 +196,9 @@ def carry_out_all_stages(
     if not without_times:
         _check_links(any_entry)
     stages.make_missing_runs(
-        "trials", [config for entering in entries.values() for config in entering.tuning()]
+        "trials", [config for entering in entries.values() for config in entering.tuning_configs()]
     )
-    chosen = {name: entering.chosen() for name, entering in entries.items()}
+    chosen = {name: entering.choose_best_by_task() for name, entering in entries.items()}
     for name, settings_by_task in chosen.items():
         texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
         say(f"{name}: {'; '.join(texts)}")
@@ -202,21 +214,21 @@ def carry_out_all_stages(
         ended = [
             config for config in configs.real_time_trainings_by_entry[name] if stages.is_recorded(config)
         ]
-        new_statement = statement(entering, chosen[name], [*launches, *ended], laws[name])
-        path = file_of(folders, entering.name, name)
+        new_statement = make_statement(entering, chosen[name], [*launches, *ended], laws[name])
+        path = entry_file_path(folders, entering.name, name)
         num_launches = _count_more_launches(read_entry(path).statement, new_statement) if path.exists() else 0
         if num_launches:
             say(f"{name}: {path.name} stays as it is, for it has {format_count(num_launches, 'launches')}")
             continue
         print(
-            pack(
+            write_entry_file(
                 entering,
                 new_statement,
-                [*entering.tuning(), *configs.trainings_by_entry[name], *ended],
+                [*entering.tuning_configs(), *configs.trainings_by_entry[name], *ended],
                 launch_frames,
             )
         )
-    files = [read_entry(file_of(folders, entering.name, name)) for name, entering in entries.items()]
+    files = [read_entry(entry_file_path(folders, entering.name, name)) for name, entering in entries.items()]
     _print_cells(files, base_file or next(file for file in files if file.statement.name == BASELINE))
 
 
@@ -238,16 +250,18 @@ def _plan_after_trials(
         base_file: tells the baseline's settings, unless the baseline is among these entries.
     """
     any_entry = next(iter(entries.values()))
-    base = entries.get(BASELINE) or Entering(shipped()[BASELINE], any_entry.name, any_entry.folders)
+    base = entries.get(BASELINE) or EntryInProgress(
+        shipped_entrants_by_name()[BASELINE], any_entry.name, any_entry.folders
+    )
     plain = {task: BestSettings(1.0, {}) for task in base.tier.tasks}
     filed = base_file.statement.tasks.items() if base_file else ()
     base_settings = {task: BestSettings(best.lr, dict(best.searched)) for task, best in filed} or plain
     settings = {BASELINE: base_settings, **chosen}
     other_entries = [entering for name, entering in entries.items() if name != BASELINE]
     return ConfigsAfterTrials(
-        {name: entering.training(settings[name]) for name, entering in entries.items()},
-        timed([base, *other_entries], settings) if other_entries else [],
-        {name: [*entering.whole(settings[name]).values()] for name, entering in entries.items()},
+        {name: entering.training_configs(settings[name]) for name, entering in entries.items()},
+        timing_configs([base, *other_entries], settings) if other_entries else [],
+        {name: [*entering.wall_clock_configs(settings[name]).values()] for name, entering in entries.items()},
     )
 
 
@@ -269,11 +283,14 @@ def _count_more_launches(before: EntryStatement, now: EntryStatement) -> int:
     return num_before if is_same_code and num_before > num_now else 0
 
 
-def _check_links(entering: Entering) -> None:
+def _check_links(entering: EntryInProgress) -> None:
     """Refuse links that this machine can't make: launches would be refused after hours of trainings."""
     plain = {name: BestSettings(1.0, {}) for name in entering.tier.tasks}
-    base, other = (Entering(shipped()[name], entering.name, entering.folders) for name in (BASELINE, "topk"))
-    launches = timed([base, other], {BASELINE: plain, "topk": plain})
+    base, other = (
+        EntryInProgress(shipped_entrants_by_name()[name], entering.name, entering.folders)
+        for name in (BASELINE, "topk")
+    )
+    launches = timing_configs([base, other], {BASELINE: plain, "topk": plain})
     for config in launches[: len(entering.tier.links)]:
         request = emulation_request(PlannedRun(config, None))
         if request:
@@ -307,7 +324,7 @@ class EntryStageRunner:
 
     def find_runs_to_make(self, configs: Sequence[Config], *, in_real_time: bool = False) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
-        planned = plan_runs_with_data(configs, say)
+        planned = plan_distinct_runs_and_ensure_data(configs, say)
         since = self.remeasure_begun_before if in_real_time else None
         todo = [
             run
@@ -335,7 +352,7 @@ class EntryStageRunner:
         if attempt is None:
             return False
         methods = {config.method.name, *(variant.config.method.name for variant in config.variants)}
-        files = {f"{FOLDER}/{path.name}" for name in methods for path in files_of(name)}
+        files = {f"{FOLDER}/{path.name}" for name in methods for path in find_method_files(name)}
         started = str(attempt.manifest.get("started", ""))
         return bool(since and started < since) or bool(files & {*changed_code_files(attempt)})
 
@@ -376,18 +393,18 @@ def _describe_plan(
     folders = stages.folders
     chosen = {
         name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(entering.trials)}
-        if stages.find_runs_to_make(entering.tuning())
-        else entering.chosen()
+        if stages.find_runs_to_make(entering.tuning_configs())
+        else entering.choose_best_by_task()
         for name, entering in entries.items()
     }
     configs = _plan_after_trials(entries, chosen, base_file)
     configs_by_stage = {
-        "trials": [config for entering in entries.values() for config in entering.tuning()],
+        "trials": [config for entering in entries.values() for config in entering.tuning_configs()],
         "trainings": [*chain.from_iterable(configs.trainings_by_entry.values())],
         "launches": configs.timing_launches,
         "whole trainings": [*chain.from_iterable(configs.real_time_trainings_by_entry.values())],
     }
-    filed, _ = by_todays_rules(folders, next(iter(entries.values())).name)
+    filed, _ = read_entries_by_todays_rules(folders, next(iter(entries.values())).name)
     recorded = [load_all_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
     all_runs = pd.concat(recorded, ignore_index=True).copy()
     model = DurationModel(all_runs, Machine(cpu_model(), count_usable_cores()))
@@ -421,10 +438,12 @@ def _check_file(path: Path, folders: ResultFolders, draw: int | None) -> int:
         raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
 
     def carry_out(configs: Sequence[Config]) -> None:
-        _execute(plan_runs_with_data(configs, say), folders, "enter-check", ["enter", "--check"])
+        _execute(
+            plan_distinct_runs_and_ensure_data(configs, say), folders, "enter-check", ["enter", "--check"]
+        )
 
     has_faults = False
-    for line in checking.check(path, folders, draw, carry_out):
+    for line in checking.check_entry_file(path, folders, draw, carry_out):
         has_faults |= line.is_fault
         print(f"{'✗' if line.is_fault else '✓'} {line.text}", flush=True)
     print(f"{path.name}: {'refused' if has_faults else 'as the rules ask'}")

@@ -43,12 +43,12 @@ def export(words: Filters, *, out: str | None = None, follow: bool = False) -> i
     folders = ResultFolders()
     folder = Path(out) if out else folders.results / "tensorboard"
     exporter = TensorBoardExporter(folder, folders)
-    num_runs = exporter.export_new_points(words)
+    num_runs = exporter.export_new_points_and_count_runs(words)
     if not num_runs:
         raise ValueError("no run is meant by these words; `list` shows what there is")
     say(f"`tensorboard --logdir {folder}` shows {num_runs} runs")
     if follow:
-        repeat_until_interrupted(lambda: exporter.export_new_points(words))
+        repeat_until_interrupted(lambda: exporter.export_new_points_and_count_runs(words))
     exporter.close()
     return 0
 
@@ -81,8 +81,8 @@ class TensorBoardExporter:
         self.num_read_lines = dict[str, int]()  # of the log of each attempt, by its name
         self.first_start_s = dict[str, float]()  # of each attempt, by the clock of its worker
 
-    def export_new_points(self, filters: Sequence[str]) -> int:
-        """Add what is new of the runs that fit these filters; return the number of runs by now."""
+    def export_new_points_and_count_runs(self, filters: Sequence[str]) -> int:
+        """Add new points of runs that fit these filters; return the number of all runs exported so far."""
         runs = filter_runs(load_all_runs(self.folders), filters)
         runs = runs[runs["config_json"].notna()]
         label_by_key = dict(zip(runs["key"], label_configs(parse_run_configs(runs)), strict=True))

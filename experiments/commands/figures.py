@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from experiments import figures as all_figures
-from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
+from experiments.bench._pages import FUSED_PAGE, SELECT_PAGE, STEP_PAGE
+from experiments.bench._peer_pages import PEERS_PAGE
 from experiments.commands._arguments import Items
 from experiments.commands._drawing import load_readable_figures, print_figure_results, redraw_recorded_figures
 from experiments.commands._messages import say
@@ -9,7 +10,9 @@ from experiments.config.folders import ResultFolders
 
 GROUP = "results"
 # The figures that are drawn from a benchmark's records.
-DRAW_BY_BENCHMARK = {"select": SELECT_PAGE.draw_every_device, "step": STEP_PAGE.draw_every_device}
+DRAW_BY_BENCHMARK = {
+    page.benchmark: page.draw_every_device for page in (FUSED_PAGE, PEERS_PAGE, SELECT_PAGE, STEP_PAGE)
+}
 
 
 def figures(words: Items) -> int:

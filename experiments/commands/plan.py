@@ -10,12 +10,13 @@ from experiments.commands._named_runs import check_runs_are_for_slurm
 from experiments.commands._run_table import load_all_runs
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs_with_data
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_distinct_runs_and_ensure_data
 from experiments.figures.runs import requested_runs
 from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_script_previews
 from experiments.launch.attempt import describe_missing_requirements
 from experiments.launch.local import count_usable_cores
 from experiments.launch.progress_bar import label_by_run_id
+from experiments.launch.submission import describe_missing_slurm
 from experiments.prediction.run_durations import (
     LIKE_THESE,
     ClusterCostModel,
@@ -43,39 +44,58 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     """
     name, configs = requested_runs(words, include_additional=all)
     try:
-        planned = plan_runs_with_data(configs, say)
+        planned = plan_distinct_runs_and_ensure_data(configs, say)
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
     folders = ResultFolders()
-    if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
-        todo = find_unmeasured_runs(planned, folders, say)
-        print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
-        for line in _describe_expected_time(todo, folders) if todo else ():
-            print(f"    {line}")
-        print("`run` or `reproduce` with the same words makes them")
-        return 0
-    check_runs_are_for_slurm(planned)
-    in_blocks = planned[0].config.launch.block
+    on_slurm = [run for run in planned if isinstance(run.config.cluster, SlurmCluster)]
+    here = [run for run in planned if not isinstance(run.config.cluster, SlurmCluster)]
     if sbatch:
-        arrays = group_into_arrays(planned, one_job_per_group=in_blocks)
+        check_runs_are_for_slurm(on_slurm)
+        arrays = group_into_arrays(on_slurm, one_job_per_group=on_slurm[0].config.launch.block)
         print("\n".join(sbatch_script_previews(arrays, folders, f"{name}-001")))
         return 0
+    if here or not on_slurm:
+        _print_runs_here(name, here, folders)
+    if here and on_slurm:
+        for sentence in describe_missing_slurm(on_slurm):
+            say(f"before `reproduce`: {sentence}")
+    if on_slurm:
+        _print_runs_on_slurm(name, on_slurm, folders, "reproduce" if here else "submit")
+    if here and on_slurm:
+        print("`reproduce` with the same words makes them, one after the other")
+    elif here or not on_slurm:
+        print("`run` or `reproduce` with the same words makes them")
+    else:
+        print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
+    return 0
+
+
+def _print_runs_here(name: str, planned: Sequence[PlannedRun], folders: ResultFolders) -> None:
+    todo = find_unmeasured_runs(planned, folders, say)
+    print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
+    for line in _describe_expected_time(todo, folders) if todo else ():
+        print(f"    {line}")
+
+
+def _print_runs_on_slurm(
+    name: str, planned: Sequence[PlannedRun], folders: ResultFolders, next_command: str
+) -> None:
     for requirement in describe_missing_requirements(planned):
-        say(f"before `submit`: {requirement}")
+        say(f"before `{next_command}`: {requirement}")
     todo = find_unmeasured_runs(planned, folders, say)
     print(f"{name} on {planned[0].config.cluster.name}: {len(planned)} runs, {len(todo)} not measured yet")
     labels = label_by_run_id(todo)
     model = ClusterCostModel(load_all_runs(folders)) if todo else None
-    for number, array in enumerate(group_into_arrays(todo, one_job_per_group=in_blocks)):
+    arrays = group_into_arrays(todo, one_job_per_group=planned[0].config.launch.block)
+    for number, array in enumerate(arrays):
         _print_array(number, array, labels)
         if model is not None:
             print(f"    {model.describe_expected_node_hours(array)}")
             memory = model.describe_expected_memory(array)
             if memory:
                 print(f"    memory: {memory}, as the largest like these had")
-    print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
-    return 0
 
 
 def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) -> Iterator[str]:
@@ -91,7 +111,7 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
             expected_s += share * estimate.seconds
         yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
-        largest_gib = max(model.max_memory_gib(run.config) for run in todo)
+        largest_gib = max(model.max_memory_gib_or_zero(run.config) for run in todo)
         if largest_gib:
             yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in estimates if not estimate]

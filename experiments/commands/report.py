@@ -264,7 +264,7 @@ def make_item_pages(
 
 
 def _failed_page(item: str, stem: str, title: str, why: str, source: str = "") -> ItemPage:
-    return ItemPage(item, stem, title, source=source, damage=why, paper=figures.paper_label(item))
+    return ItemPage(item, stem, title, source=source, damage=why, paper=figures.paper_label_or_empty(item))
 
 
 def _is_page_of(page: ItemPage, figure: Figure, profile: str, folders: ResultFolders) -> bool:
@@ -325,7 +325,7 @@ def _make_page(
         files={kind: str(path) for kind, path in paths.items() if is_plain_file(path)},
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
-        paper=figures.paper_label(figure.name),
+        paper=figures.paper_label_or_empty(figure.name),
     )
 
 
@@ -378,7 +378,7 @@ def _read_own_runs(folders: ResultFolders, names: Sequence[str]) -> Iterator[Run
                     state = newer.display_state if newer else run.state
                     yield replace(run, why="; ".join(own_notes), state=state)
             else:
-                fault = attempt.find_fault(verify_digests=True) or next(iter(own_notes), "")
+                fault = attempt.find_damage_if_complete(verify_digests=True) or next(iter(own_notes), "")
                 status = RunStatus("failed", fault, DAMAGED) if fault else status_by_attempt[attempt]
                 yield _unfinished_run_page(attempt, folders, status)
 

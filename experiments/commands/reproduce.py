@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
@@ -24,13 +25,15 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import (
     PlannedRun,
     find_unmeasured_runs,
-    plan_runs_with_data,
+    plan_distinct_runs_and_ensure_data,
     requested_or_default_profile,
 )
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, attach_claim_rules, required_configs
+from experiments.launch.attempt import describe_missing_requirements
 from experiments.launch.backends import execute_runs
 from experiments.launch.diagnosis import POLICIES, CommandInterrupted, RunFailed
+from experiments.launch.submission import describe_missing_slurm
 
 GROUP = "here"
 EARLY_PICTURE_INTERVAL_S = 60.0
@@ -94,7 +97,7 @@ def reproduce_figure(
     profile = requested_or_default_profile(overrides)
     title = f"{figure.name} ({profile})"
     optional = additional_configs(figure, profile, overrides)
-    planned = plan_runs_with_data(
+    planned = plan_distinct_runs_and_ensure_data(
         required_configs(figure, profile, overrides) + (optional if with_optional else []), say
     )
     todo = planned if force else find_unmeasured_runs(planned, folders, say)
@@ -113,7 +116,12 @@ def reproduce_figure(
     if num_absent and not with_optional:
         say(f"{title}: {num_absent} runs more make it firmer; --all makes them, too")
     words = [figure.name, *overrides]
-    rounds = split_into_rounds(attach_claim_rules(todo, words))
+    todo = attach_claim_rules(todo, words)
+    if has_runs_here_and_on_slurm(planned):
+        check_slurm_is_usable(todo)
+        rounds = split_into_single_runs(todo)
+    else:
+        rounds = split_into_rounds(todo)
     failures = list[RunFailed]()
     early_pictures = EarlyPictureDrawer(figure, profile, planned, optional, folders)
     for number, round_runs in enumerate(rounds, 1):
@@ -203,6 +211,38 @@ def split_into_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
         [run for run in todo if run.config.variants and run.config.seed == seed] for seed in seeds[1:]
     )
     return [first_round, *later_launches]
+
+
+def has_runs_here_and_on_slurm(planned: Iterable[PlannedRun]) -> bool:
+    """Tell whether an item compares this machine with a SLURM cluster, which may be the same machine."""
+    return len({isinstance(run.config.cluster, SlurmCluster) for run in planned}) > 1
+
+
+def split_into_single_runs(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """Return rounds of one run each: all runs of a seed, in an order drawn by the seed, before the next seed.
+
+    So no two of them run at the same time, and what changes on the machine meanwhile falls on each place
+    alike in the mean.
+    """
+    order = {
+        run_id(run.config): random.Random(f"{run.config.seed} {run_id(run.config)}").random() for run in todo
+    }
+    return [[run] for run in sorted(todo, key=lambda run: (run.config.seed, order[run_id(run.config)]))]
+
+
+def check_slurm_is_usable(todo: Iterable[PlannedRun]) -> None:
+    """Refuse runs of SLURM, before others are made, where SLURM, an image or its program is missing.
+
+    Raises:
+        ValueError: with what is missing, and what to do.
+    """
+    on_slurm = [run for run in todo if isinstance(run.config.cluster, SlurmCluster)]
+    missing = describe_missing_slurm(on_slurm) or describe_missing_requirements(on_slurm)
+    if missing:
+        raise ValueError(
+            f"{len(on_slurm)} of the runs can't be made here: {'; '.join(missing)}. `figures` draws the "
+            "shipped records"
+        )
 
 
 def _existing_run_ids(configs: Iterable[Config], folders: ResultFolders) -> list[str]:

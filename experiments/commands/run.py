@@ -15,7 +15,11 @@ from experiments.config import grid
 from experiments.config.compose import config_as_yaml
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import find_unmeasured_runs, plan_runs_with_data, requested_or_default_profile
+from experiments.config.plan import (
+    find_unmeasured_runs,
+    plan_distinct_runs_and_ensure_data,
+    requested_or_default_profile,
+)
 from experiments.launch.backends import execute_runs
 from slurm import environment
 from slurm.environment import LauncherGroup
@@ -49,7 +53,7 @@ def run(
     group = environment.find_launcher_group()
     if group is not None:
         return _run_in_group(configs, group, folders, force)
-    planned = plan_runs_with_data(configs, say)
+    planned = plan_distinct_runs_and_ensure_data(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
     grid.add_runs_to_sweep(folders, sweep, configs, say)
     todo = planned if force else find_unmeasured_runs(planned, folders, say)

@@ -5,7 +5,7 @@ from experiments.commands._messages import say
 from experiments.commands._named_runs import check_runs_are_for_slurm
 from experiments.config import grid
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import plan_runs_with_data
+from experiments.config.plan import plan_distinct_runs_and_ensure_data
 from experiments.figures.runs import attach_claim_rules, requested_runs
 from experiments.launch import submission
 
@@ -25,7 +25,7 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
         yes: accept a grid of more than 1,000 runs.
     """
     name, configs = requested_runs(words, include_additional=all, allow_many=yes)
-    planned = attach_claim_rules(plan_runs_with_data(configs, say), words)
+    planned = attach_claim_rules(plan_distinct_runs_and_ensure_data(configs, say), words)
     check_runs_are_for_slurm(planned)
     folders = ResultFolders()
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)

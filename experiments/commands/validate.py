@@ -85,7 +85,7 @@ def describe_outdated_figures(folders: ResultFolders) -> Iterator[str]:
     for path in iterate_with_progress(_index_paths(folders), "shipped figures"):
         prefix, _, profile = path.stem.rpartition("-")
         try:
-            figure_item = figures.item_of_file_prefix(prefix)
+            figure_item = figures.item_of_file_prefix_or_itself(prefix)
             drawn_runs = set(read_figure_run_ids(path))
         except (DamagedFileError, ValueError):
             continue

@@ -25,6 +25,7 @@ from experiments.commands._named_runs import (
 )
 from experiments.config.folders import ResultFolders
 from experiments.launch.status import RunStatus
+from sparsify.ranges import quote
 
 GROUP = "results"
 
@@ -37,6 +38,8 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
         against: another run, to compare the run with: outcomes of both, and all that differs between them.
     """
     folders = ResultFolders()
+    if len(words) == 2 and against is None:
+        raise ValueError(f"which run? To compare two: `why {quote(words[0])} --against {quote(words[1])}`")
     if against is not None:
         first = find_newest_attempt_of_run(words, folders)
         print(describe_attempt_differences(first, find_newest_attempt_of_run([against], folders)))

@@ -379,14 +379,14 @@ def _add_option_names(config: dict[str, Any], names: Mapping[str, str]) -> dict[
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
 
-def recover_run(config_by_variant: Mapping[str, Mapping[str, Any]], key: str) -> Run:
+def rebuild_recorded_run(config_by_variant: Mapping[str, Mapping[str, Any]], expected_key: str) -> Run:
     """Return the run that asks for a recorded one again.
 
     Its settings are the recorded choices, and every value that some profile would change.
 
     Args:
         config_by_variant: of an ordinary run one, whose name is empty.
-        key: `run_key` of the whole.
+        expected_key: `run_key` of the whole, which the result must have.
 
     Raises:
         ValueError: it was measured with settings that are no more; or its record, which may be anybody's,
@@ -407,7 +407,9 @@ def recover_run(config_by_variant: Mapping[str, Mapping[str, Any]], key: str) ->
         if set(settings_by_variant) == {""}
         else _combine_variants(settings_by_variant, next(iter(config_by_variant.values())))
     )
-    profiles = [name for name in option_names("profile") if _resolves_to_key(run | {"profile": name}, key)]
+    profiles = [
+        name for name in option_names("profile") if _resolves_to_key(run | {"profile": name}, expected_key)
+    ]
     if not profiles:
         raise ValueError(
             f"no words mean this run any more: {format_value(' '.join(run.to_words()))} mean another one"

@@ -1,9 +1,10 @@
 """Config of a run: each setting with its type, its default and its meaning, in one place.
 
 What the command line takes, what help and completion show, and what is recorded come from it. A new setting
-is a field, with the date of its addition as `since`, and the code that uses it. Settings of machines are in
-`machines`, those that the training takes as they are in `experiments.training.settings`, those of a method or
-a task in its signature and its docstring; conf/ holds choices, which give some of these fields other values.
+is a field with the date of its addition as `since`, a row of analysis/records/columns.yaml, and the code that
+uses it (CONTRIBUTING.md). Settings of machines are in `machines`, those that the training takes as they are
+in `experiments.training.settings`, those of a method or a task in its signature and its docstring; conf/
+holds choices, which give some of these fields other values.
 What excludes each other stands at the end; what needs a model or data to be judged is judged in the run.
 """
 

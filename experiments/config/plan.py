@@ -83,10 +83,12 @@ def requested_or_default_profile(request: Run | Sequence[str]) -> str:
     return profile
 
 
-def plan_runs_with_data(configs: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
+def plan_distinct_runs_and_ensure_data(
+    configs: Sequence[Config], say: Callable[[str], None]
+) -> list[PlannedRun]:
     """Return the runs of these configurations, each once, with their data sets.
 
-    A data set is downloaded or replaced where it is missing.
+    A missing data set is downloaded, or the configuration is replaced by one with another data set.
 
     Raises:
         ValueError: no data, or no GPU.

@@ -37,7 +37,7 @@ BEYOND_PAPERS = "Beyond the papers"
 def files_by_item() -> dict[str, Path]:
     """Return the file of each item, by the item's name.
 
-    An item has its short name unless another one has that, too; what the repository ships keeps it. A file
+    An item has its short name unless another one has that, too; an item of the repository keeps it. A file
     whose name starts with _ is shared by items.
     """
     files = _files_by_full_name()
@@ -51,8 +51,8 @@ def files_by_item() -> dict[str, Path]:
     return files_by_item
 
 
-def shipped_items() -> list[str]:
-    """Return the items of the papers that the repository reproduces; the others are a user's own."""
+def repository_items() -> list[str]:
+    """Return the items whose file begins with the name of a file of papers/; the others are a user's own."""
     paper_names = papers.paper_names()
     return [item for item, path in files_by_item().items() if _paper_of_file(path) in paper_names]
 
@@ -62,7 +62,7 @@ def items_in_reading_order() -> list[str]:
     papers_by_item = {item: _paper_of_file(path) for item, path in files_by_item().items()}
     ordered = list[str]()
     for paper in sorted(
-        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.paper_bibtex(name), name)
+        papers.paper_names(), key=lambda name: (name != MAIN_PAPER, not papers.bibtex_or_empty(name), name)
     ):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
         order = papers.items_in_paper_order(paper)
@@ -70,10 +70,10 @@ def items_in_reading_order() -> list[str]:
     return [*ordered, *(item for item in papers_by_item if item not in ordered)]
 
 
-def paper_label(item: str) -> str:
+def paper_label_or_empty(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
     paper = _paper_of_file(files_by_item()[item])
-    return papers.citation_label(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
+    return papers.citation_label_or_empty(paper) or (BEYOND_PAPERS if paper in papers.paper_names() else "")
 
 
 def find_item(name: str) -> str:
@@ -95,7 +95,7 @@ def find_item(name: str) -> str:
     return next(item for item, path in files_by_item().items() if path == match)
 
 
-def item_of_file_prefix(prefix: str) -> str:
+def item_of_file_prefix_or_itself(prefix: str) -> str:
     """Return the item whose files' names begin with the prefix; without one the prefix itself."""
     return next((item for item in files_by_item() if file_prefix(item) == prefix), prefix)
 

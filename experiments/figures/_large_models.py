@@ -20,7 +20,7 @@ from experiments.figures import _predicted, papers
 from experiments.figures._runs import TIMED, with_density_except_dense
 from sparsify import cost
 
-_DATA = papers.item_data("zhang.stable-throughput")
+_DATA = papers.item_settings("zhang.stable-throughput")
 
 
 class ModelFamily(NamedTuple):
@@ -148,5 +148,5 @@ def large_models_table(frames: Frames) -> Table:
                         computing_s_for_speedup(ratio, dense_s, method_s) if ratio else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    note = papers.text_template("zhang.stable-throughput.note")
+    note = papers.text_template_or_empty("zhang.stable-throughput.note")
     return Table.from_rows("Models as large as theirs, simulated", rows, units, note)

@@ -75,7 +75,9 @@ class BreakEvenBandwidths(NamedTuple):
         gbit_s = {}
         for launch in ratios.index:
             measured = ratios.loc[launch].dropna()
-            gbit_s[launch] = interpolate_break_even_gbit_s(link_gbit_s.loc[launch][measured.index], measured)
+            gbit_s[launch] = break_even_gbit_s_or_zero_or_inf(
+                link_gbit_s.loc[launch][measured.index], measured
+            )
         return cls(pd.Series(gbit_s, dtype=float), link_gbit_s)
 
     @property
@@ -130,8 +132,8 @@ def mean_break_even_ratio(
     return mean_ratio_over_launches(above.gbit_s_clipped_to_links, below.gbit_s_clipped_to_links)
 
 
-def interpolate_break_even_gbit_s(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> float:
-    """Return the bandwidth at which a ratio of step times is 1; outside them `BELOW_LINKS` or `ABOVE_LINKS`.
+def break_even_gbit_s_or_zero_or_inf(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> float:
+    """Return the bandwidth at which a ratio of step times is 1; 0 below all links, infinity above them.
 
     Linear in both logarithms between the two bandwidths around it, once the ratios are made to rise: a
     faster link helps dense more, so what falls is noise.

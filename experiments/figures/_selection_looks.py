@@ -29,7 +29,8 @@ MORE_ANSWERS = {"berttiny_ptb64": ("zhang.31",)}  # what a claim about BERT answ
 BATCHES = {
     "cnn_cifar10": 16, "slimvgg_cifar10": 16, "smalllstm_ptb": 10, "berttiny_ptb64": 8, "maetiny_cifar10": 16,
 }  # fmt: skip
-SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+# On a laptop seeds that nobody had seen when the claims' rules were written.
+SEEDS = {"smoke": [0], "laptop": [5, 6, 7, 8, 9], "paper": [0, 1, 2]}
 RunStatistic = Callable[[Frames], float]  # of one run
 Measures = Mapping[str, tuple[RunStatistic, Bounds]]  # by the names of columns
 
@@ -57,14 +58,14 @@ def select_task_runs(frames: Frames, task: str) -> Frames:
     return select_runs(frames, find_run_keys(frames, {"task.name": task}))
 
 
-def select_looks(frames: Frames, kind: str, tensor: str | None = None) -> pd.DataFrame:
-    """Return the looks of one kind, at all tensors or at one."""
-    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(tensor) if tensor else True)
+def select_looks(frames: Frames, kind: str, only_tensor: str | None = None) -> pd.DataFrame:
+    """Return the looks of one kind, at any tensor or at one alone."""
+    is_wanted = frames.looks["what"].eq(kind) & (frames.looks["of"].eq(only_tensor) if only_tensor else True)
     looks: pd.DataFrame = frames.looks[is_wanted]
     return looks
 
 
-def largest_tensor_name(frames: Frames) -> str:
+def largest_tensor_name_or_empty(frames: Frames) -> str:
     """Return the name of the tensor with the most elements in the first run; empty without looks."""
     by_run = largest_tensor_by_run(frames.looks)
     return str(by_run.iloc[0]) if len(by_run) else ""

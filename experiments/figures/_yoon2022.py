@@ -70,12 +70,12 @@ def timing_runs(
     return [Run((shared | overrides).settings, variants or _runs.settings_by_variant("timing"))]
 
 
-def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
+def convergence_runs(profile: str, seeds_by_profile: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
     """Return one whole training per method and seed."""
     shared = recipe_run(profile, profile_settings("convergence", profile))
     return [
         shared | {"method": method, **small_model_density(method, profile), "seed": seed}
-        for seed in seeds[profile]
+        for seed in seeds_by_profile[profile]
         for method in METHODS
     ]
 

@@ -31,7 +31,7 @@ from experiments.tasks import chance_top1_percent
 TITLE = "Test accuracy by scheme, scope and number of workers"
 COLUMN = "val_top1"
 SCALE = published.SCALE
-_DATA = papers.item_data("eghlidi2020.eghlidi-table1")
+_DATA = papers.item_settings("eghlidi2020.eghlidi-table1")
 SCHEMES: dict[str, RunSettings] = _DATA["schemes"]
 TRAININGS: dict[str, RunSettings] = _DATA["trainings"]
 DENSE = "Standard SGD"
@@ -46,7 +46,7 @@ ASIDE = 1.035  # factor between the places of two schemes, so that their interva
 CHANCE = style.MethodStyle("chance", "#777777", "", "")
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     shared = {
         "recipe": "eghlidi2020", "profile": profile, "cluster": "virtual", "timing.mode": "production",
         **TRAININGS[profile],
@@ -54,13 +54,13 @@ def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     worker_counts = (1, 2) if profile == "smoke" else WORKERS
     return [
         Run({**shared, **_cell_settings(scheme, scope, workers, profile), "workers": workers, "seed": seed})
-        for seed in seeds[profile]
+        for seed in seeds_by_profile[profile]
         for workers in worker_counts
         for scheme, scope in ROWS
     ]
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def _cell_settings(scheme: str, scope: str, workers: int, profile: str) -> RunSettings:
@@ -224,10 +224,10 @@ def table(frames: Frames) -> Table:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    how = papers.text_template(f"eghlidi2020.eghlidi-table1.{profile}")
+    how = papers.text_template_or_empty(f"eghlidi2020.eghlidi-table1.{profile}")
     passes, rates = (setting_values_text(frames, name) for name in ("train.epochs", "task.lr"))
     facts = {"how": how.format(passes=passes, rates=rates), "seeds": setting_values_text(frames, "seed")}
-    return captions.fill_caption(papers.text_template("eghlidi2020.eghlidi-table1"), frames, facts)
+    return captions.fill_caption(papers.text_template_or_empty("eghlidi2020.eghlidi-table1"), frames, facts)
 
 
 def claims() -> list[Claim]:

@@ -31,7 +31,9 @@ SCOPES, WORKERS = ("layer-wise", "global"), (1, 2, 4, 8)
 SPARSE = tuple(TABLE)[1:]
 LOOKS = {
     name: style.MethodStyle(name, colour, marker, "")
-    for name, (colour, marker) in papers.item_data("eghlidi2020.eghlidi-table1-published")["looks"].items()
+    for name, (colour, marker) in papers.item_settings("eghlidi2020.eghlidi-table1-published")[
+        "looks"
+    ].items()
 }
 SHOWN = (  # scope, its title, and the accuracies
     (0, "layer-wise selection", (90, 95)), (1, "global selection", (76, 96)),

@@ -22,7 +22,7 @@ from experiments.figures.papers import make_claim, make_claims_by_case
 TITLE = "Breakdown of a layer-wise step over a link asked for 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
-_DATA = papers.item_data("eghlidi2020.eghlidi-table2")
+_DATA = papers.item_settings("eghlidi2020.eghlidi-table2")
 VARIANTS: dict[str, RunSettings] = _DATA["methods"]
 LABELS: dict[str, str] = _DATA["labels"]
 # Their parts, each by the look of one of our phases: what of ours belongs to it, and what the picture says.

@@ -142,7 +142,7 @@ class Figure:
     @property
     def bibtex(self) -> str:
         """Citation of the figure's paper as BibTeX; empty where it is of none."""
-        return str(getattr(self.module, "BIBTEX", papers.paper_bibtex(self.paper)))
+        return str(getattr(self.module, "BIBTEX", papers.bibtex_or_empty(self.paper)))
 
     def draw(self, frames: Frames, profile: str) -> plots.Figure:
         """Draw the picture.
@@ -212,10 +212,10 @@ class Figure:
             frames: of the figure's own runs and no others.
         """
         from analysis.claims import judge_claims
-        from analysis.significance import read_significance_level, word_together
+        from analysis.significance import read_significance_level_or_default, word_together
         from experiments.tasks import chance_top1_percent
 
-        significance = read_significance_level(ResultFolders().shipped)
+        significance = read_significance_level_or_default(ResultFolders().shipped)
         verdicts = judge_claims(self.claims(), frames, self.declared_scale, chance_top1_percent)
         return [word_together(verdict, significance) for verdict in verdicts]
 
@@ -225,7 +225,7 @@ class Figure:
 
         if hasattr(self.module, "caption"):
             return str(self.module.caption(frames, profile))
-        text = papers.text_template(f"{self.paper}.{self.name}")
+        text = papers.text_template_or_empty(f"{self.paper}.{self.name}")
         if text:
             facts = self.module.facts(frames) if hasattr(self.module, "facts") else {}
             return captions.fill_caption(text, frames, facts)

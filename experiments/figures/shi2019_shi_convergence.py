@@ -14,9 +14,9 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import (
-    MORE_SEEDS,
-    SEEDS,
+    MORE_UNSEEN_SEEDS,
     TRAINED,
+    UNSEEN_SEEDS,
     setting_axis,
     span_grid,
     with_density_except_dense,
@@ -25,7 +25,7 @@ from experiments.figures.papers import make_claim
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
 SCALE = papers.published_value("shi2019.scale.training")
-_DATA = papers.item_data("shi2019.shi-convergence")
+_DATA = papers.item_settings("shi2019.shi-convergence")
 TASKS: dict[str, str] = _DATA["tasks"]
 TRAININGS: dict[str, list[RunSettings]] = _DATA["trainings"]
 METHODS: dict[str, RunSettings] = {
@@ -37,13 +37,13 @@ METHODS: dict[str, RunSettings] = {
 DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = UNSEEN_SEEDS) -> list[Run]:
     shared = {**TRAINED, "profile": profile}
     methods = with_density_except_dense(METHODS, DENSITY[profile]).values()
-    return span_grid(shared, setting_axis("seed", seeds[profile]), TRAININGS[profile], methods)
+    return span_grid(shared, setting_axis("seed", seeds_by_profile[profile]), TRAININGS[profile], methods)
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_UNSEEN_SEEDS)
 
 
 def training_run_keys(frames: Frames, task: str, method: str) -> list[str]:

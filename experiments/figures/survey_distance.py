@@ -36,7 +36,7 @@ from experiments.figures._runs import setting_values_text
 from experiments.figures.papers import make_claim
 
 TITLE = "What distance does to exchanges: 0 to 100 ms, 2 to 8 workers"
-_DATA = papers.item_data("survey.distance")
+_DATA = papers.item_settings("survey.distance")
 LINK: str = _DATA["link"]
 DENSITY: float = _DATA["density"]
 ALSO_BY_BACKEND: list[str] = _DATA["also by the backend"]  # exchanged by rings where nothing else is asked
@@ -174,13 +174,15 @@ def table(frames: Frames) -> list[Table]:
     error_units = {"one way": "ms", "median error": "%", "90th percentile": "%"}
     tables = [
         Table("Errors of the predictions", errors, error_units),
-        Table.from_rows("Every exchange", rows, units, papers.text_template("survey.distance.note")),
+        Table.from_rows("Every exchange", rows, units, papers.text_template_or_empty("survey.distance.note")),
     ]
     windows = _window_rows(exchange_case_table(frames))
     if windows:
         both = dict.fromkeys(("raised", "as the system has them"), "ms")
         tables.append(
-            Table.from_rows("TCP's windows", windows, both, papers.text_template("survey.distance.windows"))
+            Table.from_rows(
+                "TCP's windows", windows, both, papers.text_template_or_empty("survey.distance.windows")
+            )
         )
     return tables
 

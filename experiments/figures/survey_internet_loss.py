@@ -20,7 +20,7 @@ from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.stats import Estimate, final_mean, mean_curve
 from analysis.tables import Table
-from analysis.times.exchange_rounds import LaunchStepSeconds, step_seconds_by_launch
+from analysis.times.exchange_rounds import LocalAndExchangingSeconds, step_seconds_by_launch
 from analysis.times.time_to_target import (
     CrossingBySeed,
     crossing_by_seed,
@@ -33,13 +33,13 @@ from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_loss as local_loss
 from experiments.figures._links import mean_over_launches, mean_ratio_over_launches, quantity_by_launch
 from experiments.figures._runs import TIMED, profile_settings, setting_values_text
-from experiments.figures.papers import make_claim, text_template
+from experiments.figures.papers import make_claim, text_template_or_empty
 from experiments.figures.survey_local_loss import TRAININGS, MethodWithPeriod
 
 TITLE = "Loss of a small language model against time, over a link with distance"
 SCALE = local_loss.SCALE
 COLUMN = _trainings.COLUMN
-_DATA = papers.item_data("survey.internet-loss")
+_DATA = papers.item_settings("survey.internet-loss")
 LINK: str = _DATA["link"]
 DENSE = MethodWithPeriod("dense")
 RINGS = MethodWithPeriod("dense-rings")  # dense by gloo's rings, which differs in time alone
@@ -90,10 +90,10 @@ def _trained_method(method: MethodWithPeriod) -> MethodWithPeriod:
     return DENSE if method == RINGS else method
 
 
-def _trajectories(profile: str, seeds: Mapping[str, list[int]]) -> list[Run]:
+def _trajectories(profile: str, seeds_by_profile: Mapping[str, list[int]]) -> list[Run]:
     """Return the trainings of local-loss that are compared."""
     methods = [method for method in _planned_methods(profile) if method != RINGS]
-    return TRAININGS.runs(profile, seeds[profile], methods)
+    return TRAININGS.runs(profile, seeds_by_profile[profile], methods)
 
 
 # --- what the runs are
@@ -108,7 +108,9 @@ def training_run_keys(
 
 
 @cache_by_frames
-def method_step_seconds_by_launch(frames: Frames, method: MethodWithPeriod) -> dict[int, LaunchStepSeconds]:
+def method_step_seconds_by_launch(
+    frames: Frames, method: MethodWithPeriod
+) -> dict[int, LocalAndExchangingSeconds]:
     """Return the steps of the launches in which a method took turns, by launch."""
     columns = {**NETNS, "train.validate": "never", "collectives": "backend" if method == RINGS else "auto"}
     return step_seconds_by_launch(frames, TRAININGS.run_keys(frames, _trained_method(method), columns))
@@ -298,7 +300,10 @@ def table(frames: Frames) -> list[Table]:
     step_units = dict.fromkeys(("local step", "exchanging step", "mean step"), "ms")
     tables = [
         Table.from_rows(
-            title, minute_rows, dict.fromkeys(columns, "min"), text_template("survey.internet-loss.note")
+            title,
+            minute_rows,
+            dict.fromkeys(columns, "min"),
+            text_template_or_empty("survey.internet-loss.note"),
         ),
         Table.from_rows("Dense's time to that loss over a method's", speedup_rows),
         Table.from_rows("Steps", step_rows, step_units),

@@ -39,7 +39,7 @@ TITLE = "The alpha-beta model against exchanges over a limited link"
 MIN_BYTES = 64 * 2**10  # sent by a worker in a step: below, latency and the scheduler decide
 COMPUTING_COLUMN = "provenance.machine.link.computing_s"  # see experiments/worker/link_probe.py
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)  # of n = 1,000,000 elements 100 to 100,000
-_DATA = papers.item_data("survey.link-model")
+_DATA = papers.item_settings("survey.link-model")
 DENSE, SPARSE = _DATA["dense"], _DATA["sparse"]  # of each exchange its label, and its settings
 LABELS: dict[str, str] = {name: entry["label"] for name, entry in (DENSE | SPARSE).items()}
 LOOKS = {2: ("#0072B2", "o"), 4: ("#D55E00", "s"), 8: ("#009E73", "^")}  # by number of workers
@@ -221,7 +221,7 @@ def _describe_errors(cases: pd.DataFrame) -> str:
     by_size = cases.groupby("workers", sort=False)["ratio"].median()
     by_exchange = cases.groupby("exchange", sort=False)["ratio"].median()
     farthest = by_exchange[(by_exchange - 1).abs().sort_values(ascending=False).index][:3]
-    return papers.text_template("survey.link-model.where-off").format(
+    return papers.text_template_or_empty("survey.link-model.where-off").format(
         by_size=captions.join_with_and(
             f"{format_number(value)} at P = {size}" for size, value in by_size.items()
         ),

@@ -25,7 +25,7 @@ from experiments.figures.papers import make_claim
 
 TITLE = "Which share of the drift to send: loss of a small language model by density"
 SCALE = _trainings.SCALE
-_DATA = papers.item_data("survey.local-density")
+_DATA = papers.item_settings("survey.local-density")
 DENSITIES: Mapping[str, list[float]] = _DATA["densities"]
 INSIDE: list[float] = _DATA["inside"]  # said to be best
 ALL_DENSITIES = DENSITIES["paper"]
@@ -37,11 +37,11 @@ TRAININGS = NamedTrainings(
 )
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
-    return TRAININGS.runs(profile, seeds[profile], [DILOCO, *DENSITIES[profile]])
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+    return TRAININGS.runs(profile, seeds_by_profile[profile], [DILOCO, *DENSITIES[profile]])
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -83,7 +83,7 @@ def table(frames: Frames) -> Table:
         for name in TRAININGS.run_keys_by_name(frames)
     ]
     units = {"loss": "nats", "above DiLoCo": "nats", "in a round": "kB"}
-    note = papers.text_template("survey.local-density.note")
+    note = papers.text_template_or_empty("survey.local-density.note")
     return Table.from_rows("At the end of the trainings", rows, units, note)
 
 

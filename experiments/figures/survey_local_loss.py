@@ -26,7 +26,7 @@ TITLE = "Loss of a small language model against bytes: every step, and every H s
 SCALE = _trainings.SCALE
 SEEDS = {"smoke": [0], "laptop": [0, 1], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [2, 3, 4], "paper": [3, 4]}
-_DATA = papers.item_data("survey.local-loss")
+_DATA = papers.item_settings("survey.local-loss")
 EVERY: Mapping[str, Sequence[int]] = _DATA["every"]
 EVERY_STEP: Mapping[str, RunSettings] = _DATA["every_step"]
 LOCAL: Mapping[str, RunSettings] = _DATA["local"]
@@ -63,11 +63,11 @@ TRAININGS = NamedTrainings(
 )
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
-    return TRAININGS.runs(profile, seeds[profile], settings_by_method(EVERY[profile]))
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+    return TRAININGS.runs(profile, seeds_by_profile[profile], settings_by_method(EVERY[profile]))
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def mean_sent_mb_by_validation(frames: Frames, keys: Sequence[str]) -> np.ndarray:
@@ -129,7 +129,9 @@ def table(frames: Frames) -> list[Table]:
                 "messages in a round": scaled_mean_outcome(frames, keys, "round_messages"),
             }
         )
-    note, by_round = (papers.text_template(f"survey.local-loss.{part}") for part in ("note", "by-round"))
+    note, by_round = (
+        papers.text_template_or_empty(f"survey.local-loss.{part}") for part in ("note", "by-round")
+    )
     units = {"loss": "nats", "sent by a worker": "MB"}
     return [
         Table.from_rows("At the end of the trainings", end_rows, units, note),

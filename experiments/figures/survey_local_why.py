@@ -24,7 +24,7 @@ from experiments.figures.papers import make_claim
 
 TITLE = "What in SparseLoCo does the work: its parts switched one at a time"
 SCALE = _trainings.SCALE
-_DATA = papers.item_data("survey.local-why")
+_DATA = papers.item_settings("survey.local-why")
 VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 # Trainings by how values travel: bits of a value, and the squared error in percent of the squared values.
 CODES: Mapping[str, Mapping[str, float]] = _DATA["codes"]
@@ -48,11 +48,13 @@ TRAININGS = NamedTrainings(
 )
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
-    return TRAININGS.runs(profile, seeds[profile], _DATA["smoke"] if profile == "smoke" else VARIANTS)
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+    return TRAININGS.runs(
+        profile, seeds_by_profile[profile], _DATA["smoke"] if profile == "smoke" else VARIANTS
+    )
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 class FinalLossDifference(NamedTuple):
@@ -125,7 +127,7 @@ def table(frames: Frames) -> list[Table]:
                 )
         if rows:
             units = {name: unit for name, unit in UNITS.items() if name in rows[0]}
-            note = papers.text_template(f"survey.local-why.{'codes' if is_of_codes else 'note'}")
+            note = papers.text_template_or_empty(f"survey.local-why.{'codes' if is_of_codes else 'note'}")
             tables.append(Table.from_rows(title, rows, units, note))
     return tables
 

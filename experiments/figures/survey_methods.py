@@ -67,7 +67,8 @@ class MethodVariant(NamedTuple):
 
 # By label.
 VARIANTS = {
-    label: MethodVariant(**entry) for label, entry in papers.item_data("survey.methods")["variants"].items()
+    label: MethodVariant(**entry)
+    for label, entry in papers.item_settings("survey.methods")["variants"].items()
 }
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.
@@ -180,7 +181,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     upright = []
     others = []
     for row, trainings in enumerate(chosen.values()):
-        if trainings.top1.has_enough_samples:
+        if trainings.top1.can_support_verdict:
             ends = (trainings.top1.low, trainings.top1.high)
             ranges.append(plots.Curve(INTERVAL, ends, (row, row), LINE))
             upright.append(plots.Curve(INTERVAL, (sent[row], sent[row]), ends, LINE))

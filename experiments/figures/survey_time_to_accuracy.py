@@ -27,7 +27,7 @@ from analysis.times.time_to_target import (
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TRAINED, scaled_settings, setting_axis, setting_values_text, span_grid
-from experiments.figures.papers import make_claim, text_template
+from experiments.figures.papers import make_claim, text_template_or_empty
 from experiments.figures.survey_crossover_measured import DENSE as DENSE
 from experiments.figures.survey_crossover_measured import (
     MODELS,
@@ -51,16 +51,16 @@ LOOKS = {
 ONE_SECOND = Estimate.exact(1.0, 1, "runs")  # of seconds, which need no time of a step
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     """Return both methods of a seed before the next seed."""
     shared = scaled_settings(TRAINED, "time-to-accuracy", profile) | {"link": LINK}
     methods = settings_by_variant_with_bucketed_dense(
         "time-to-accuracy", (MODELS | SMALL)[str(shared["task"])]
     )
-    return span_grid(shared, setting_axis("seed", seeds[profile]), methods.values())
+    return span_grid(shared, setting_axis("seed", seeds_by_profile[profile]), methods.values())
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def run_keys_by_method(frames: Frames) -> dict[str, list[str]]:
@@ -137,7 +137,7 @@ def table(frames: Frames) -> list[Table]:
             "in all": wall_s.scale_by(1 / 60), "seeds": len(keys),
         })  # fmt: skip
     end_units = {"at the end": "%", "step": "ms", "in all": "min"}
-    note = text_template("survey.time-to-accuracy.note")
+    note = text_template_or_empty("survey.time-to-accuracy.note")
     return [
         Table.from_rows("Time until a validation first shows an accuracy", time_rows, time_units, note),
         Table.from_rows("At the end of the trainings", end_rows, end_units),
@@ -176,7 +176,9 @@ def facts(frames: Frames) -> dict[str, object]:
         for name, look in LOOKS.items()
         for seed in _missing_seeds(seconds_to_top1_by_seed(frames, name, level))
     ]
-    never = text_template("survey.time-to-accuracy.never").format(who=captions.join_with_and(missing))
+    never = text_template_or_empty("survey.time-to-accuracy.never").format(
+        who=captions.join_with_and(missing)
+    )
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
         "link": ClaimEvidence(frames).link_text(), "share": format_number(SHARE),

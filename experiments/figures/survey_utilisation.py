@@ -22,7 +22,7 @@ from analysis.records.steps import warm_steps
 from analysis.stats import Estimate, IncomparableRunsError
 from analysis.tables import Table
 from analysis.times import exchange_rounds
-from analysis.times.exchange_rounds import LaunchStepSeconds
+from analysis.times.exchange_rounds import LocalAndExchangingSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._links import (
@@ -38,11 +38,11 @@ from experiments.figures._links import (
     quantity_by_launch,
 )
 from experiments.figures._runs import TIMED, scaled_settings, setting_values_text
-from experiments.figures.papers import make_claim, text_template
+from experiments.figures.papers import make_claim, text_template_or_empty
 
 TITLE = "Share of time computing, by bandwidth, delay and local steps"
 SCALE = {"task.name": "a transformer of 1 billion parameters, simulated"}
-_DATA = papers.item_data("survey.utilisation")
+_DATA = papers.item_settings("survey.utilisation")
 LINK: str = _DATA["link"]
 TIMED_AS: Mapping[str, RunSettings] = _DATA["timed"]
 FRAGMENTS: int = _DATA["fragments"]  # exchanges in a round of streaming
@@ -115,21 +115,21 @@ def measured_links(frames: Frames) -> list[RequestedLink]:
 
 @cache_by_frames
 def launch_run_keys(
-    frames: Frames, method: str, link: RequestedLink, timed_every: int | None = None
+    frames: Frames, method: str, link: RequestedLink, timed_at_period: int | None = None
 ) -> list[str]:
     """Return the launches of a method over a link.
 
     Args:
-        timed_every: at another H than that from which all others are composed.
+        timed_at_period: of launches at another H than the one from which all others are composed.
     """
-    every = timed_every or TIMED_AS[method].get("method.every")
+    every = timed_at_period or TIMED_AS[method].get("method.every")
     return find_run_keys(
         frames, {"method.name": method, **link.run_settings, **({"method.every": every} if every else {})}
     )
 
 
 @cache_by_frames
-def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[float]:
+def found_or_requested_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[float]:
     """Return by launch the bandwidth found while all nodes send; as asked where none was found."""
     keys = [key for method in TIMED_AS for key in launch_run_keys(frames, method, link)]
     timed = frames.runs[frames.runs["key"].isin(keys)].reindex(columns=["seed", FOUND_GBIT_S_COLUMN])
@@ -139,11 +139,11 @@ def found_gbit_s_by_launch(frames: Frames, link: RequestedLink) -> pd.Series[flo
 
 @cache_by_frames
 def method_step_seconds_by_launch(
-    frames: Frames, method: str, link: RequestedLink, timed_every: int | None = None
-) -> dict[int, LaunchStepSeconds]:
-    """Return what steps with an exchange and without take, by launch; see `launch_run_keys`."""
+    frames: Frames, method: str, link: RequestedLink, timed_at_period: int | None = None
+) -> dict[int, LocalAndExchangingSeconds]:
+    """Return the seconds of steps without an exchange and with one, by launch; see `launch_run_keys`."""
     return exchange_rounds.step_seconds_by_launch(
-        frames, launch_run_keys(frames, method, link, timed_every), exchanges_per_round(method)
+        frames, launch_run_keys(frames, method, link, timed_at_period), exchanges_per_round(method)
     )
 
 
@@ -153,11 +153,11 @@ def exchanges_per_round(method: str) -> int:
 
 
 def mean_step_s_by_launch(
-    frames: Frames, method: str, every: int | None, link: RequestedLink, timed_every: int | None = None
+    frames: Frames, method: str, every: int | None, link: RequestedLink, timed_at_period: int | None = None
 ) -> pd.Series[float]:
     """Return the seconds of the mean step at this H, by launch."""
     return quantity_by_launch(
-        method_step_seconds_by_launch(frames, method, link, timed_every),
+        method_step_seconds_by_launch(frames, method, link, timed_at_period),
         lambda times: times.mean_step_s(every),
     )
 
@@ -193,8 +193,8 @@ def mean_computing_share(
 
 
 @cache_by_frames
-def mean_bytes_per_exchange(frames: Frames, method: str, link: RequestedLink) -> float:
-    """Return the bytes that a worker sends in an exchange."""
+def mean_sent_bytes_per_exchange_or_zero(frames: Frames, method: str, link: RequestedLink) -> float:
+    """Return the mean bytes that a worker sends in an exchange; 0 without runs."""
     sent = [warm_steps(frames, key).steps["wire_bytes"] for key in launch_run_keys(frames, method, link)]
     return float(np.mean([nbytes[nbytes > 0].mean() for nbytes in sent])) if sent else 0.0
 
@@ -207,9 +207,18 @@ def arithmetic_share_by_launch(
 
     So tables are made that nobody measured: no latency, no selecting, no packing.
     """
-    gbit = exchanges_per_round(method) * mean_bytes_per_exchange(frames, method, link) * 8e-9 / (every or 1)
+    gbit = (
+        exchanges_per_round(method)
+        * mean_sent_bytes_per_exchange_or_zero(frames, method, link)
+        * 8e-9
+        / (every or 1)
+    )
     seconds = local_step_s_by_launch(frames, method, link)
-    return (seconds / (seconds + gbit / found_gbit_s_by_launch(frames, link))).clip(upper=MOST).dropna()
+    return (
+        (seconds / (seconds + gbit / found_or_requested_gbit_s_by_launch(frames, link)))
+        .clip(upper=MOST)
+        .dropna()
+    )
 
 
 def computing_share_ratio(
@@ -237,7 +246,7 @@ def arithmetic_over_measured_share(
 def _composed_over_measured(frames: Frames, method: str, every: int, link: RequestedLink) -> pd.Series[float]:
     """Return the mean step as composed of those at another H over that of whole rounds, by launch."""
     composed = mean_step_s_by_launch(frames, method, every, link)
-    return composed / mean_step_s_by_launch(frames, method, every, link, timed_every=every)
+    return composed / mean_step_s_by_launch(frames, method, every, link, timed_at_period=every)
 
 
 def composed_over_measured_step(
@@ -270,7 +279,9 @@ def bandwidths_at_utilisation(
     table = pd.DataFrame(
         {link.gbit_s: computing_share_by_launch(frames, method, every, link) for link in links}
     )
-    link_gbit_s = pd.DataFrame({link.gbit_s: found_gbit_s_by_launch(frames, link) for link in links})
+    link_gbit_s = pd.DataFrame(
+        {link.gbit_s: found_or_requested_gbit_s_by_launch(frames, link) for link in links}
+    )
     return BreakEvenBandwidths.interpolate_between_links(
         link_gbit_s, table / (1 - table) * (100 - percent) / percent
     )
@@ -295,8 +306,12 @@ def bandwidth_at_utilisation_cell(
     )
 
 
-def dense_over_method_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | None:
+def dense_over_method_clipped_bandwidth(
+    frames: Frames, method: str, percent: int, delay_s: float
+) -> Estimate | None:
     """Return how many times less bandwidth a method needs than averaging every step, paired by launch.
+
+    A bandwidth outside the links counts as the nearest of them. None without launches.
 
     Raises:
         IncomparableRunsError: in some launch both bandwidths lie outside the links at the same end.
@@ -308,7 +323,7 @@ def dense_over_method_bandwidth(frames: Frames, method: str, percent: int, delay
 def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str | None:
     """Return how many times less bandwidth for a table: at least so many where one lies outside."""
     try:
-        value = dense_over_method_bandwidth(frames, method, percent, delay_s)
+        value = dense_over_method_clipped_bandwidth(frames, method, percent, delay_s)
     except IncomparableRunsError:
         return "-"
     if value is None or all(
@@ -340,7 +355,7 @@ def _delays(frames: Frames) -> list[float]:
 
 def _panel(frames: Frames, delay_s: float) -> plots.Panel:
     links = [link for link in measured_links(frames) if link.delay_s == delay_s]
-    x = [float(found_gbit_s_by_launch(frames, link).median()) for link in links]
+    x = [float(found_or_requested_gbit_s_by_launch(frames, link).median()) for link in links]
     curves = []
     for method in TIMED_AS:
         lines = method_at_drawn_periods(method)
@@ -414,9 +429,9 @@ def table(frames: Frames) -> list[Table]:
         Table.from_rows(f"Gbit/s for a share of time computing, H = {TABLE_4_EVERY}", bandwidth_rows,
                  {"one way": "ms"}),
         Table.from_rows("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo",
-                 published_rows, note=text_template("survey.utilisation.theirs")),
+                 published_rows, note=text_template_or_empty("survey.utilisation.theirs")),
         Table.from_rows(f"Times less bandwidth than every step's, H = {TABLE_4_EVERY}", ratio_rows,
-                 note=text_template("survey.utilisation.less")),
+                 note=text_template_or_empty("survey.utilisation.less")),
     ]  # fmt: skip
     checked_rows = [
         {"method": line.label, **_link_columns(frames, link), "step, composed / measured": ratio}
@@ -429,7 +444,10 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _link_columns(frames: Frames, link: RequestedLink) -> dict[str, Any]:
-    return {"found": float(found_gbit_s_by_launch(frames, link).median()), "one way": 1e3 * link.delay_s}
+    return {
+        "found": float(found_or_requested_gbit_s_by_launch(frames, link).median()),
+        "one way": 1e3 * link.delay_s,
+    }
 
 
 def checked_composition_ratios(frames: Frames) -> list[tuple[MethodWithPeriod, RequestedLink, Estimate]]:
@@ -498,8 +516,10 @@ def claims() -> list[Claim]:
     ]
     every = CHECKED["laptop"]
     percent = SHARES[0]
-    saving = make_claim("survey.utilisation.diloco-less", dense_over_method_bandwidth, DILOCO, percent, 0.0,
-                 every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
+    saving = make_claim(
+        "survey.utilisation.diloco-less", dense_over_method_clipped_bandwidth, DILOCO, percent, 0.0,
+        every=TABLE_4_EVERY, share=percent, link=LINK,
+    )  # fmt: skip
     composed = [
         make_claim("survey.utilisation.composed", composing_error_factor, method, every, CLAIMED, case=method,
               method=MethodWithPeriod(method, every).label, **words_on_link)

@@ -76,9 +76,11 @@ def table(frames: Frames) -> Table:
 
 
 def typical_iteration_spans(frames: Frames, key: str) -> pd.DataFrame:
-    """Return a typical step of a run: rank, phase, start_ms, took_ms, as `timeline.align_spans` has them."""
+    """Return a typical step of a run: rank, phase, start_ms, took_ms; see `spans_from_step_start_ms`."""
     spans = timeline.spans_of_run(frames, key)
-    return timeline.align_spans(spans[spans["step"] == timeline.find_typical_step_with_spans(frames, key)])
+    return timeline.spans_from_step_start_ms(
+        spans[spans["step"] == timeline.find_typical_step_with_spans(frames, key)]
+    )
 
 
 def facts(frames: Frames) -> dict[str, str]:

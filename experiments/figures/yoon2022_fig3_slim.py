@@ -31,7 +31,7 @@ facts = convergence.convergence_facts
 
 
 def training_runs_of_item(
-    profile: str, seeds: Mapping[str, list[int]] = SEEDS, item: str = "fig3-slim"
+    profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS, item: str = "fig3-slim"
 ) -> list[Run]:
     """Return the trainings of an item, all methods of a seed before the next seed.
 
@@ -42,13 +42,13 @@ def training_runs_of_item(
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}
-        for seed in seeds[profile]
+        for seed in seeds_by_profile[profile]
         for name, settings in METHODS.items()
     ]
 
 
 runs = training_runs_of_item
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -26,7 +26,7 @@ from analysis.times.attribution import (
 )
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import make_claim, make_claims_by_method, text_template
+from experiments.figures.papers import make_claim, make_claims_by_method, text_template_or_empty
 
 TITLE = "Breakdown of an iteration"
 MODE = "serialised"
@@ -140,7 +140,12 @@ def table(frames: Frames) -> list[Table]:
         Table(f"Time per iteration, mean of the steps{simulated}", means, milliseconds, note),
         Table(f"Time per iteration, median of the steps{simulated}", medians, milliseconds, note),
         Table(f"{late}: time", pd.DataFrame(first | waits), milliseconds),
-        Table(f"{late}: share", pd.DataFrame(first | shares), percent, text_template("yoon2022.fig4.signed")),
+        Table(
+            f"{late}: share",
+            pd.DataFrame(first | shares),
+            percent,
+            text_template_or_empty("yoon2022.fig4.signed"),
+        ),
     ]
 
 

@@ -125,7 +125,7 @@ TIMES: dict[str, Callable[[int], Estimate | float | None]] = {
     "the same without loops' first iterations": _line_estimate("intercept", loop_starts=False),
 }
 SHARES: dict[str, Callable[[int], Estimate | None]] = {
-    "share of waiting in the communication": _job_estimate(rederived.mean_waiting_share),
+    "share of waiting in the communication": _job_estimate(rederived.mean_waiting_share_of_communication),
     "communication per lateness": _line_estimate("slope"),
     "their correlation": _line_estimate("correlation"),
     "communication per lateness without loops' first iterations": _line_estimate("slope", loop_starts=False),

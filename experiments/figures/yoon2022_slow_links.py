@@ -22,7 +22,7 @@ from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._links import split_by_link
 from experiments.figures._runs import profile_settings, setting_values_text
-from experiments.figures.papers import make_claim, text_template
+from experiments.figures.papers import make_claim, text_template_or_empty
 
 TITLE = "Slow links: who is faster than dense, asked for 1 and 10 Gbit/s"
 MODE = "production"
@@ -156,7 +156,7 @@ def table(frames: Frames) -> list[Table]:
             )
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(runs)}")
         title = f"Time per step over {_title(runs)}"
-        note = text_template("yoon2022.slow-links.parts")
+        note = text_template_or_empty("yoon2022.slow-links.parts")
         tables.append(Table.from_rows(title, rows, units, note))
     return tables
 

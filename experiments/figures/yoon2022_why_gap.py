@@ -82,17 +82,17 @@ SMALL = {"alpha": 0.55, "markersize": 2.6, "mew": 0}  # marks of single training
 SMOKE = [DENSE, TOPK, TOPK._replace(density=0.1)]
 
 
-def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     shared = yoon2022.recipe_run(profile, profile_settings("why-gap", profile))
     steps, variants = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, VARIANTS)
     return [
         shared | variant.run_settings(steps) | {"seed": seed}
-        for seed in seeds[profile]
+        for seed in seeds_by_profile[profile]
         for variant in variants
     ]
 
 
-more_runs = partial(runs, seeds=MORE_SEEDS)
+more_runs = partial(runs, seeds_by_profile=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

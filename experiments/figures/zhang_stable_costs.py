@@ -27,7 +27,7 @@ from experiments.figures._runs import TIMED, profile_entry, with_density_except_
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
-_DATA = papers.item_data("zhang.stable-costs")
+_DATA = papers.item_settings("zhang.stable-costs")
 SCHEMES: dict[str, str] = _DATA["schemes"]
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
 ANNOUNCED = dict.fromkeys(

@@ -41,11 +41,14 @@ def predicted_speedup_by_workers(work: ComputeAndSelectSeconds, link: cost.Link)
     return ratios
 
 
-def compute_and_select_by_place(frames: Frames) -> dict[str, ComputeAndSelectSeconds]:
-    """Return computing and selecting: measured here, and of 8 A100 by the published logs.
+def dgc_compute_and_select_by_scenario(frames: Frames) -> dict[str, ComputeAndSelectSeconds]:
+    """Return computing and selecting of DGC: measured here, and for two assumptions on 8 A100 by their logs.
 
-    There a selection that costs nothing, and one as slow as their torch.topk: DGC's own, which searches a
-    sample, is in none of their logs.
+    The two are a selection that costs nothing, and one as slow as their torch.topk: DGC's own, which
+    searches a sample, is in none of their logs.
+
+    Raises:
+        ValueError: there is no run of DGC.
     """
     measured = _predicted.measured_compute_and_select_by_method(frames)
     if "dgc" not in measured:
@@ -59,7 +62,7 @@ def compute_and_select_by_place(frames: Frames) -> dict[str, ComputeAndSelectSec
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    measured, free, slow = compute_and_select_by_place(frames).values()
+    measured, free, slow = dgc_compute_and_select_by_scenario(frames).values()
     dashed = {"mfc": "white", "linestyle": "--", "label": None}
     ours = []
     theirs = list[plots.Curve | plots.FilledArea]()
@@ -98,7 +101,7 @@ def table(frames: Frames) -> Table:
             "link": name,
             **dict(zip(columns, predicted_speedup_by_workers(work, link), strict=True)),
         }
-        for place, work in compute_and_select_by_place(frames).items()
+        for place, work in dgc_compute_and_select_by_scenario(frames).items()
         for name, link in LINKS.items()
     ]
     units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "x")

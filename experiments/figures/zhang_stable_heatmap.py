@@ -38,7 +38,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def _heatmap_panel(model: str, run: Frames) -> plots.Panel:
-    heat = looks.select_looks(run, "heat", looks.largest_tensor_name(run))
+    heat = looks.select_looks(run, "heat", looks.largest_tensor_name_or_empty(run))
     image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
     return plots.heatmap_panel(image, float(heat["step"].max()), title=model, xlabel="Step")
 
@@ -59,7 +59,9 @@ def reselected_share_by_lag(frames: Frames, kind: str, region_elements: int) -> 
 
     Means over looks and runs.
     """
-    selected = looks.select_looks(frames, kind, f"{looks.largest_tensor_name(frames)}/{region_elements}")
+    selected = looks.select_looks(
+        frames, kind, f"{looks.largest_tensor_name_or_empty(frames)}/{region_elements}"
+    )
     by_lag: pd.Series[float] = selected.groupby("x")["value"].mean()
     return by_lag
 
@@ -73,7 +75,7 @@ def table(frames: Frames) -> Table:
         frames, {**measures, f"{REGION:,}, drawn at random": (at_random, PERCENT)}
     )
     table = pd.DataFrame(rows)
-    tensors = [looks.largest_tensor_name(runs) for runs in looks.frames_by_model(frames).values()]
+    tensors = [looks.largest_tensor_name_or_empty(runs) for runs in looks.frames_by_model(frames).values()]
     table.insert(1, "tensor", tensors)
     title = f"Selected again {LATER} steps later, by the elements of a region"
     return Table(title, table, dict.fromkeys(table.columns[2:], "%"))

@@ -35,9 +35,10 @@ MARGIN = 1.12  # of the axis, beyond what is drawn
 END = style.MethodStyle("", "#777777", "", "")  # the line at SHOWN
 APART = 0.06  # of N, between what the picture shows of one N
 SCALE = papers.published_value("zhang.scale.trained")
-TRAININGS: dict[str, RunSettings] = papers.item_data("zhang.stable-sweep")["trainings"]
+TRAININGS: dict[str, RunSettings] = papers.item_settings("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
-SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+# On a laptop seeds that nobody had seen when the claims' rules were written.
+SEEDS = {"smoke": [0], "laptop": [5, 6, 7, 8, 9], "paper": [0, 1, 2]}
 
 
 def runs(profile: str) -> list[Run]:
@@ -137,7 +138,7 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     facts = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
-    return captions.fill_caption(papers.text_template("zhang.stable-sweep"), frames, facts)
+    return captions.fill_caption(papers.text_template_or_empty("zhang.stable-sweep"), frames, facts)
 
 
 def claims() -> list[Claim]:
@@ -153,7 +154,7 @@ def claims() -> list[Claim]:
     ]
 
 
-def final_loss_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
+def final_loss_or_inf_by_seed(frames: Frames, method: str, *cell: int) -> pd.Series[float]:
     """Return the training loss of the last epoch of each run; infinite where it is no number any more."""
     losses = {}
     for key in training_run_keys(frames, method, *cell):
@@ -169,11 +170,11 @@ def capped_loss_by_seed_and_cell(frames: Frames) -> pd.DataFrame:
     At most `SHOWN` times that of the other methods.
     """
     other_losses = pd.concat(
-        [final_loss_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
+        [final_loss_or_inf_by_seed(frames, method) for method in OTHERS], axis="columns", join="inner"
     )
     limits = SHOWN * other_losses.max(axis="columns")
     limits = limits[np.isfinite(limits)]
-    losses = {cell: final_loss_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
+    losses = {cell: final_loss_or_inf_by_seed(frames, STABLE, *cell) for cell in trained_cells(frames)}
     table: pd.DataFrame = pd.DataFrame(losses).reindex(limits.index)
     clipped: pd.DataFrame = table.clip(upper=limits, axis="index")
     return clipped
@@ -202,12 +203,12 @@ def best_cell_loss_by_seed(frames: Frames) -> pd.Series[float]:
 
 def best_stable_loss_over(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of Stable Top-K at its best over that of another method."""
-    return _mean_over_seeds(best_cell_loss_by_seed(frames) / final_loss_by_seed(frames, other))
+    return _mean_over_seeds(best_cell_loss_by_seed(frames) / final_loss_or_inf_by_seed(frames, other))
 
 
 def loss_over_best_stable(frames: Frames, other: str) -> Estimate | None:
     """Return the loss of another method over that of Stable Top-K at its best."""
-    return _mean_over_seeds(final_loss_by_seed(frames, other) / best_cell_loss_by_seed(frames))
+    return _mean_over_seeds(final_loss_or_inf_by_seed(frames, other) / best_cell_loss_by_seed(frames))
 
 
 def _mean_over_seeds(ratios: pd.Series[float]) -> Estimate | None:

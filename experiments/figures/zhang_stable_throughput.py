@@ -51,7 +51,7 @@ LABELS = {task: family.small_label for task, family in FAMILIES.items()} | {"cnn
 DENSITY = 0.05  # of small models, at which Stable Top-K trains; with a learning rate at which it does
 LINK = "ethernet_1g"  # for small models: there as long as computing, as with theirs
 SHARED: RunSettings = {**TRAINED, "link": LINK}
-_DATA = papers.item_data("zhang.stable-throughput")
+_DATA = papers.item_settings("zhang.stable-throughput")
 STEPS: dict[str, RunSettings] = _DATA["steps"]
 MODELS: dict[str, list[RunSettings]] = _DATA["models"]
 MINUTES = {"smoke": 0.02, "laptop": 1.5, "paper": 10}  # of turns, for each small model
@@ -68,10 +68,10 @@ def runs(profile: str) -> list[Run]:
     return [*more_runs(profile, SEEDS), *timed, large.selection_timing_run(profile)]
 
 
-def more_runs(profile: str, seeds: Mapping[str, list[int]] = MORE_SEEDS) -> list[Run]:
+def more_runs(profile: str, seeds_by_profile: Mapping[str, list[int]] = MORE_SEEDS) -> list[Run]:
     shared = {**SHARED, "profile": profile, **STEPS[profile]}
     variants = settings_by_method(DENSITY, SMALL_BLOCK).values()
-    return span_grid(shared, setting_axis("seed", seeds[profile]), MODELS[profile], variants)
+    return span_grid(shared, setting_axis("seed", seeds_by_profile[profile]), MODELS[profile], variants)
 
 
 def run_keys(

@@ -14,7 +14,7 @@ from experiments.config import code_version, compose, grid
 from experiments.config.folders import ResultFolders
 from experiments.config.grid import expand_grid
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import plan_runs_with_data
+from experiments.config.plan import plan_distinct_runs_and_ensure_data
 from experiments.figures.runs import attach_claim_rules, requested_runs
 from experiments.launch import job_hooks
 from experiments.launch.arrays import shuffle_runs_within_repetitions
@@ -49,11 +49,11 @@ def run_in_allocation(
         )
     all_words = _add_allocation_words(words, allocation)
     _check_clusters(all_words)
-    job = environment.current_job_id()
+    job = environment.current_job_id_or_empty()
     folders = ResultFolders()
     configs = requested_runs(all_words, include_additional=include_additional).configs
     planned = shuffle_runs_within_repetitions(
-        attach_claim_rules(plan_runs_with_data(configs, say), all_words)
+        attach_claim_rules(plan_distinct_runs_and_ensure_data(configs, say), all_words)
     )
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     for workers in {run.config.num_processes for run in planned} - {allocation.tasks}:
@@ -77,7 +77,7 @@ def run_in_allocation(
         job=job,
         sweep=folder.name,
         cluster=environment.current_cluster_name(),
-        exclusive=commands.has_exclusive_nodes(job),
+        alone_on_machines=commands.has_exclusive_nodes(job),
     )
     started = [start(run) for run in selected]
     spec = job_spec(started, folders, code)

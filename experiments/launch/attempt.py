@@ -59,7 +59,7 @@ def prepare_attempt(
     folders: ResultFolders,
     *,
     force_new: bool = False,
-    exclusive: bool = True,
+    alone_on_machines: bool = True,
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
@@ -72,7 +72,7 @@ def prepare_attempt(
 
     Args:
         force_new: create a new attempt in any case.
-        exclusive: will nothing else run on the same machines?
+        alone_on_machines: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
         cluster: the name of the SLURM cluster that the job is submitted to.
@@ -107,7 +107,7 @@ def prepare_attempt(
     attempt.store_slurm_job(SlurmJobRecord(job, cluster, os.getuid() if sweep else None))
     attempt.update_manifest(
         state="submitted",
-        alone=planned.is_timing and exclusive,
+        alone=planned.is_timing and alone_on_machines,
         sweep=sweep,
         array=array,
         why=None,
@@ -176,7 +176,7 @@ def _can_resume(attempt: Attempt) -> bool:
     if not ended_early or manifest.get("code") != code_version.code_digest():
         return False
     attempt.check_no_links()
-    return attempt.newest_whole_checkpoint_step() > 0
+    return attempt.newest_whole_checkpoint_step_or_zero() > 0
 
 
 def container_config(config: Config) -> ContainerConfig | None:

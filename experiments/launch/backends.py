@@ -49,7 +49,7 @@ def execute_runs(
             sessions.enter_context(backend.session())
         num_reported = 0
         while True:
-            unfinished = list(filter(None, [backend.poll() for backend in backends]))
+            unfinished = list(filter(None, [backend.poll_unfinished_runs() for backend in backends]))
             if not unfinished:
                 break
             running = [run for runs in unfinished for run in runs.running]

@@ -30,7 +30,7 @@ from experiments.launch.arrays import JobArray, JobShape, job_shape
 from experiments.launch.attempt import container_config, worker_command
 from experiments.launch.bad_nodes import LEDGER_FILE
 from experiments.launch.diagnosis import diagnose_failed_start
-from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, NodeFacts, ProbeRequest, collect_node_facts
+from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, ProbeRequest, TaskFacts, collect_task_facts
 from experiments.worker.orders import RunOrders
 from slurm import commands, environment, jobs
 from slurm.local import LocalWorkers
@@ -57,7 +57,7 @@ class NodeProbe:
     node: str
     num_tasks: int
     job_id: str = ""
-    facts: tuple[NodeFacts, ...] = ()
+    facts: tuple[TaskFacts, ...] = ()
     why_missing: str = ""  # a sentence, where facts are missing
     is_over: bool = False
     is_alone: bool | None = None  # has its job the node for itself? None: SLURM was not asked
@@ -108,7 +108,7 @@ class ClusterProber:
         """Probe this machine, in this process."""
         begun_at = time.time()
         with self._hold_lock():
-            facts = collect_node_facts(self.folder, self.request, environment.worker_place())
+            facts = collect_task_facts(self.folder, self.request, environment.worker_place())
         return NodeProbe(
             facts.node, 1, facts=(facts,), is_over=True, submitted_at=begun_at, seen_at=time.time()
         )
@@ -203,7 +203,7 @@ class ClusterProber:
                 continue
             if report is None:
                 probe.why_missing = (
-                    f"its job has ended{describe_job_end(probe.job_id)} and left nothing in {self.folder}, "
+                    f"its job has ended{job_end_suffix(probe.job_id)} and left nothing in {self.folder}, "
                     "so the node does not see the results folder; let SPARSIFY_RESULTS be on a file system "
                     "that all nodes share with this machine"
                 )
@@ -262,7 +262,7 @@ class ClusterProber:
             return False
         probe.seen_at = time.time()
         notes = sorted(folder.glob("facts*.json"))
-        probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=NodeFacts) for path in notes)
+        probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=TaskFacts) for path in notes)
         probe.is_alone = commands.has_exclusive_nodes(probe.job_id)
         if not probe.has_all_facts:
             outputs = (path.read_text().strip() for path in sorted(folder.glob("said*")))
@@ -318,7 +318,7 @@ def explain_python_failure(output: str, python: str) -> str:
     return f"{python} fails there: {last}"
 
 
-def describe_job_end(job: str) -> str:
+def job_end_suffix(job: str) -> str:
     """Return a job's end as SLURM knows it, as ' (FAILED, exit code 0:53)'; nothing if it has forgotten."""
     try:
         fields = commands.query_scontrol_fields("job", job)[0]

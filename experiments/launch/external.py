@@ -19,7 +19,7 @@ from analysis.records.files import FolderReplacementDetector
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import find_unmeasured_runs, plan_runs_with_data
+from experiments.config.plan import find_unmeasured_runs, plan_distinct_runs_and_ensure_data
 from experiments.launch.attempt import prepare_attempt, run_lock, wait_to_acquire_run_lock
 from experiments.launch.diagnosis import CommandInterrupted, diagnose_failed_start
 from experiments.training.stop_signal import Preempted, StopSignal
@@ -109,7 +109,7 @@ def _prepare(
     stop: StopSignal,
 ) -> dict[str, str]:
     """Return the attempt to carry out and its orders, or only the attempt that is valid already."""
-    (planned,) = plan_runs_with_data([config], say)
+    (planned,) = plan_distinct_runs_and_ensure_data([config], say)
     name = run_id(planned.config)
     lock = held_lock.enter_context(run_lock(folders, name))
     if not lock.acquire(timeout_s=0):

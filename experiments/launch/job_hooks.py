@@ -47,7 +47,7 @@ def prepare_job_or_requeue(spec: JobSpec) -> bool:
     """
     if not _check_code(spec):
         return False
-    job = environment.current_job_id()
+    job = environment.current_job_id_or_empty()
     folder = Path(spec.run_folders[0])
     ledger = folder.parent / LEDGER_FILE
     try:
@@ -119,7 +119,7 @@ def finish_job_or_requeue(spec: JobSpec) -> bool:
         requeues.append(spec.max_requeues)
     if environment.job_restart_count() < max(requeues):
         try:
-            commands.requeue_job(environment.current_job_id())
+            commands.requeue_job(environment.current_job_id_or_empty())
             return True
         except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)

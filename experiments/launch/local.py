@@ -25,7 +25,7 @@ from experiments.launch.attempt import prepare_attempt, run_lock, wait_to_acquir
 from experiments.launch.diagnosis import POLICIES, CommandInterrupted, RunFailed, diagnose_failed_start
 from experiments.launch.fork_server import forking_starter_or_command
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
-from experiments.worker.cores import spare_core_cpus, usable_cpus
+from experiments.worker.cores import last_core_cpus_if_spare, usable_cpus
 from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation_by_trial
 from slurm.local import LocalWorkers
 
@@ -163,7 +163,7 @@ class LocalBackend:
                 self.signals.ignore_further_signals()  # the clean-up is not left half done
                 why = "interrupted" if self.signals.was_received else "stopped because another run failed"
                 for run in self.running:
-                    run.workers.kill_and_wait()
+                    run.workers.kill_and_close_network()
                     if run.attempt.state != "preempted":
                         run.mark_failed_if_present(why, "interrupted")
                     run.release_lock_and_folder()
@@ -173,8 +173,8 @@ class LocalBackend:
             if self.failures:
                 raise self.failures[0]
 
-    def poll(self) -> UnfinishedRuns | None:
-        """Start the runs that there is room for, accept those that have ended well, and return the others.
+    def poll_unfinished_runs(self) -> UnfinishedRuns | None:
+        """Start runs that there is room for, accept those that have ended well, and return the others.
 
         Returns:
             the runs that have not ended; None once there is none.
@@ -286,9 +286,8 @@ class LocalBackend:
         if attempt.state == "preempted":
             if self.signals.was_received:
                 return False
-            why = (
-                f"told to stop, saved at step {attempt.newest_whole_checkpoint_step():,}: run again to go on"
-            )
+            step = attempt.newest_whole_checkpoint_step_or_zero()
+            why = f"told to stop, saved at step {step:,}: run again to go on"
             raise RunFailed(why, "preempted", attempt)
         kind, why = diagnose_failed_start(run.workers.folder, codes, run.workers.size)
         if run.workers.has_lost_network:
@@ -301,7 +300,7 @@ class LocalBackend:
     def _describe_interruption(self) -> str:
         facts = []
         for attempt in [*self.stopped, *(run.attempt for run in self.running)]:
-            step = attempt.newest_whole_checkpoint_step()
+            step = attempt.newest_whole_checkpoint_step_or_zero()
             facts.append(f"{attempt.run_id} " + (f"saved at step {step:,}" if step else "had saved nothing"))
         if self.waiting:
             facts.append(f"{len(self.waiting)} runs had not begun")
@@ -377,5 +376,7 @@ def start_network_if_emulated(planned: PlannedRun) -> EmulatedNetwork | None:
     request = emulation_request(planned)
     config = planned.config
     return (
-        EmulatedNetwork(*request, spare_core_cpus(config.num_processes * config.threads)) if request else None
+        EmulatedNetwork(*request, last_core_cpus_if_spare(config.num_processes * config.threads))
+        if request
+        else None
     )

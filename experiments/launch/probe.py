@@ -37,7 +37,7 @@ class ProbeRequest(msgspec.Struct):
     open_ports: tuple[int, int] | None = None  # the range's start and stop
 
 
-class NodeFacts(msgspec.Struct):
+class TaskFacts(msgspec.Struct):
     """The facts that one task of a probe found on its node."""
 
     node: str
@@ -64,7 +64,7 @@ class NodeFacts(msgspec.Struct):
         return [bus_ids[int(name)] for name in self.visible_gpus if int(name) < len(bus_ids)]
 
 
-def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> NodeFacts:
+def collect_task_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> TaskFacts:
     """Return the facts that a worker would meet in this process's place."""
     why = ""
     if request.container is not None:
@@ -72,7 +72,7 @@ def collect_node_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) 
             container.check_container_starts(request.container)
         except ValueError as error:
             why = str(error)
-    return NodeFacts(
+    return TaskFacts(
         node=environment.node_name(),
         rank=place.rank,
         python_version=platform.python_version(),
@@ -102,15 +102,15 @@ def observe_lock_of_other_process(path: Path) -> str:
         return os.strerror(error.errno or 0)
 
 
-def write_node_facts(folder: Path) -> None:
+def write_task_facts(folder: Path) -> None:
     """Write the facts of this task into FOLDER/<node>/facts<rank>.json."""
     place = environment.read_rank_variables("srun") or environment.worker_place()
     request = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
-    facts = collect_node_facts(folder, request, place)
+    facts = collect_task_facts(folder, request, place)
     node_folder = folder / facts.node
     node_folder.mkdir(exist_ok=True)
     write_atomic(node_folder / f"facts{place.rank}.json", msgspec.json.encode(facts))
 
 
 if __name__ == "__main__":
-    write_node_facts(Path(sys.argv[1]))
+    write_task_facts(Path(sys.argv[1]))

@@ -162,7 +162,7 @@ class StatusSnapshot:
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
-        return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_whole_checkpoint_step())
+        return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_whole_checkpoint_step_or_zero())
 
     def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
         """Return why a job ended without a note on its end."""

@@ -100,8 +100,11 @@ class SlurmBackend:
             others = f" ({num_others} more failed: `status` lists them)" if num_others else ""
             raise RunFailed(f"{first.why}{others}", first.kind, self.bad_attempts[0])
 
-    def poll(self) -> UnfinishedRuns | None:
-        """Read the records now and then, ask SLURM more rarely; return None once all runs have ended."""
+    def poll_unfinished_runs(self) -> UnfinishedRuns | None:
+        """Return the runs that have not ended, None once there are none.
+
+        Records are read now and then, and SLURM is asked more rarely.
+        """
         now_s = time.monotonic()
         if now_s - self.read_at > READ_S:
             if now_s - self.asked_at > ASK_S:
@@ -166,7 +169,7 @@ def submit_missing_runs(
     """
     conf = slurm_cluster(planned[0]).slurm_conf
     with _acquire_submission_lock(folders, say):
-        environment.set_slurm_conf_variable(conf)
+        environment.set_slurm_conf_variable_if_given(conf)
         selected = select_runs_and_close_dead_attempts(planned, folders, say, force)
         if not selected:
             return None
@@ -252,7 +255,7 @@ def _submit_array(
     start = partial(
         prepare_attempt,
         force_new=force,
-        exclusive=cluster.exclusive,
+        alone_on_machines=cluster.exclusive,
         sweep=sweep.folder.name,
         cluster=jobs.query_cluster_name(),
     )
@@ -272,7 +275,7 @@ def _submit_array(
         ) from error
     except ValueError as error:
         for attempt in (run.attempt for runs in runs_by_job for run in runs):
-            if attempt.newest_whole_checkpoint_step():
+            if attempt.newest_whole_checkpoint_step_or_zero():
                 attempt.update_manifest(state="preempted", why=str(error))
             else:
                 attempt.mark_failed_unless_whole(str(error), "bad_input")
@@ -350,6 +353,30 @@ def select_runs_and_close_dead_attempts(
         reason = reason_by_unknown_run[unknown[0]]
         say(f"{len(unknown)} of these runs are left alone: {unknown[0]} is unknown: {reason}")
     return [run for name, run in wanted_by_id.items() if name not in {*left_out, *unknown}]
+
+
+def describe_missing_slurm(planned: Sequence[PlannedRun]) -> list[str]:
+    """Return a sentence on each SLURM cluster of these runs that does not answer here."""
+    sentences = list[str]()
+    for cluster in {slurm_cluster(run).name: slurm_cluster(run) for run in planned}.values():
+        with environment.temporary_slurm_conf_if_given(cluster.slurm_conf):
+            why = _find_slurm_problem()
+        if why:
+            sentences.append(
+                f"cluster={cluster.name} needs SLURM: {why}; `make slurm-up` starts devcluster's"
+            )
+    return sentences
+
+
+def _find_slurm_problem() -> str:
+    """Return why SLURM can't be asked; empty where it answers."""
+    if shutil.which("sinfo") is None:
+        return "there is none on this machine"
+    try:
+        commands.run_command("sinfo", "--noheader")
+    except commands.SlurmError as error:
+        return f"it does not answer ({error})"
+    return ""
 
 
 def _make_numbered_folder(root: Path, name: str) -> Path:

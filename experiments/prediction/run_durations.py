@@ -165,7 +165,7 @@ class DurationModel:
         own_turns = seconds_by_method.reindex(methods).fillna(seconds_by_run.mean().median())
         return besides_s + float(own_turns.sum())
 
-    def max_memory_gib(self, config: Config) -> float:
+    def max_memory_gib_or_zero(self, config: Config) -> float:
         """Return the memory that all processes of a run may have, by runs like it; 0 without a record."""
         rows = self.find_comparable_runs(config)
         if rows is None or MEMORY not in rows:

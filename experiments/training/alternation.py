@@ -169,6 +169,7 @@ def widest_ratio_half_width(seconds_by_variant: Mapping[str, Sequence[float] | n
     )
     ratios = [seconds / first_seconds for seconds in other_seconds]
     widest = max(
-        estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").relative_half_width for ratio in ratios
+        estimate_mean(ratio[np.isfinite(ratio)], POSITIVE, "blocks").half_width_on_log_scale
+        for ratio in ratios
     )
     return widest if np.isfinite(widest) else None

@@ -261,12 +261,12 @@ class Checkpointer:
         note = notes[self.comm.rank]
         same_as = note["same_as"]
         is_one = len({part["same_as"] for part in notes}) == 1
-        read = partial(read_state, folder / SHARED_FILE.format(same_as), notes[same_as]["shared"])
+        read = partial(read_verified_state, folder / SHARED_FILE.format(same_as), notes[same_as]["shared"])
         try:
             shared = make_once_for_virtual_ranks(self.comm, read) if is_one else read()
             if self.log.size_bytes() < note["log_bytes"]:
                 return "its log is shorter than it was"
-            self.loaded = shared | read_state(folder / RANK_FILE.format(self.comm.rank), note["own"])
+            self.loaded = shared | read_verified_state(folder / RANK_FILE.format(self.comm.rank), note["own"])
         except DamagedStateError as error:
             return str(error)
         return None
@@ -339,7 +339,7 @@ def state_digest(state: Any) -> str:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace `path`, wait for the disk, and return the facts that `read_state` will compare.
+    """Replace `path`, wait for the disk, and return the facts that `read_verified_state` will compare.
 
     The file is there whole or not at all.
     """
@@ -358,17 +358,17 @@ def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     return {"bytes": digested.size, "sha256": digested.sha256.hexdigest()}
 
 
-def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_state` wrote, onto the CPU.
+def read_verified_state(path: Path, bytes_and_sha256: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a state that `write_state` wrote, onto the CPU, and verify its size and digest.
 
     Raises:
-        DamagedStateError: it is not that.
+        DamagedStateError: the file is missing, changed or no state.
     """
     sha256 = hashlib.sha256()
     try:
         size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise DamagedStateError(f"a file has {size} bytes instead of {expected['bytes']}")
+        if size != bytes_and_sha256["bytes"]:
+            raise DamagedStateError(f"a file has {size} bytes instead of {bytes_and_sha256['bytes']}")
         with path.open("rb") as file:
             while block := file.read(BLOCK_BYTES):
                 sha256.update(block)
@@ -376,7 +376,7 @@ def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         raise DamagedStateError("a file is missing") from error
     except OSError as error:
         raise DamagedStateError(f"a file can't be read: {error.strerror}") from error
-    if sha256.hexdigest() != expected["sha256"]:
+    if sha256.hexdigest() != bytes_and_sha256["sha256"]:
         raise DamagedStateError("a file was changed after it was written")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

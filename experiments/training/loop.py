@@ -45,7 +45,7 @@ class TrainedModel(NamedTuple):
     model: nn.Module
     search_summary: dict[str, Any]  # see `summarize_search`
     graph_outcome: str | None  # see `graph.GraphedStep.outcome`; None too where it was not to be tried
-    have_averages_agreed: bool  # see `Replica.have_averages_agreed`
+    has_seen_no_disagreement: bool  # see `Replica.has_seen_no_disagreement`
 
 
 class LoopSettings(NamedTuple):
@@ -304,7 +304,7 @@ class Trainer:
         graph = self.recorded.outcome if self.recorded else None
         if self.local:
             self.local.move_to_anchor()
-        agreed = self.local is not None or self.replica.have_averages_agreed()
+        agreed = self.local is not None or self.replica.has_seen_no_disagreement()
         return TrainedModel(self.model, summarize_search(self.aggregator), graph, agreed)
 
 

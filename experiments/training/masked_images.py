@@ -32,8 +32,8 @@ class AutoencoderSize(NamedTuple):
     decoder_layers: int
     decoder_heads: int
 
-    def make_network(self, channels: int, pixels: int, classes: int) -> MAE:
-        return MAE(channels, pixels, self)
+    def make_network(self, channels: int, pixels: int, classes: int) -> MaskedAutoencoderWithLoss:
+        return MaskedAutoencoderWithLoss(channels, pixels, self)
 
 
 SIZES = {
@@ -78,7 +78,7 @@ class MaskedImageTask(Task):
         return torch.stack([torch.full_like(loss, len(labels)), loss * len(labels)])
 
 
-class MAE(nn.Module):
+class MaskedAutoencoderWithLoss(nn.Module):
     """ViTMAEForPreTraining of transformers; weights are drawn and positions fixed as in the paper's code.
 
     transformers 5.23 leaves all positions at zero, so that hidden patches would all be guessed alike.
@@ -122,12 +122,12 @@ class MAE(nn.Module):
         _fix_positions(embeddings, "position_embeddings", pixels // size.patch)
         _fix_positions(decoder, "decoder_pos_embed", pixels // size.patch)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """(B, C H W + patches) -> the mean squared error over hidden patches.
+    def forward(self, images_and_mask_numbers: Tensor) -> Tensor:
+        """(B, C H W + patches) -> () the mean squared error over hidden patches.
 
         Pixels are normalised, those of each patch by themselves.
         """
-        images, numbers = rows.split([math.prod(self.shape), self.patches], dim=1)
+        images, numbers = images_and_mask_numbers.split([math.prod(self.shape), self.patches], dim=1)
         loss: Tensor = self.model(images.unflatten(1, self.shape), noise=numbers).loss
         return loss
 

@@ -22,8 +22,8 @@ def setting(default: Any, meaning: str, since: str = "") -> Any:
 
     Args:
         since: the date when it was added, if runs had been recorded before. Records leave it out where it
-            has its default, as those did that knew nothing of it, which so keep their keys. (What was added
-            before there was this stands in `analysis.records.columns`.)
+            has its default, so that runs of before keep their keys. What reads records learns the default
+            from the `implied_value` of the setting's row in analysis/records/columns.yaml.
     """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "since": since})
 

@@ -27,7 +27,7 @@ class Metrics(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Image classification by SGD with momentum.
+    """A training task: image classification by SGD with momentum, and the base of other tasks.
 
     Two epoch clocks tick in the published code. Each worker's loader gives floor(images / workers / batch)
     full batches a pass (48 for the paper), but learning rate, density schedule and validation count
@@ -147,7 +147,9 @@ class Task:
 
     def evaluation_batch(self, data: Dataset, split: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of examples to be evaluated, always the same."""
-        return self.to_model_layout(data.normalize(data.read_images(split.images).to(dtype))), split.labels
+        return self.to_model_layout(
+            data.normalize(data.load_uint8_images(split.images).to(dtype))
+        ), split.labels
 
     def to_model_layout(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
@@ -246,7 +248,7 @@ class FastImageTask(Task):
 
     def make_network(self, data: Dataset) -> nn.Module:
         model = super().make_network(data)
-        images = data.normalize(data.read_images(data.train.images[: self.num_fitted_images]).float())
+        images = data.normalize(data.load_uint8_images(data.train.images[: self.num_fitted_images]).float())
         for layer in model.modules():
             if isinstance(layer, WhiteningConvolution):
                 layer.fit(images.permute(0, 3, 1, 2).cpu())

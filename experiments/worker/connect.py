@@ -81,7 +81,9 @@ def join_group_or_preempt(
         )
     except WorkerLost as lost:
         if stop.is_set or isinstance(lost, JoinCancelled):
-            raise Preempted(Attempt(Path(orders.attempt_folder)).newest_whole_checkpoint_step()) from lost
+            raise Preempted(
+                Attempt(Path(orders.attempt_folder)).newest_whole_checkpoint_step_or_zero()
+            ) from lost
         raise
 
 

@@ -56,12 +56,12 @@ def all_cpus_unless_restricted() -> set[int]:
     return cpus if len(cpus) == os.cpu_count() else set()
 
 
-def spare_core_cpus(num_cores: int) -> list[int]:
-    """Return the CPUs of the machine's last core, where there are `num_cores` others; else none."""
+def last_core_cpus_if_spare(num_used_cores: int) -> list[int]:
+    """Return the CPUs of the machine's last core if `num_used_cores` leave it free; else none."""
     cores = dict[str, list[int]]()
     for cpu in sorted(all_cpus_unless_restricted()):
         cores.setdefault(sibling_cpu_list(cpu), []).append(cpu)
-    return [*cores.values()][-1] if len(cores) > num_cores else []
+    return [*cores.values()][-1] if len(cores) > num_used_cores else []
 
 
 def describe_core_shortages(workers: Sequence[WorkerCores]) -> list[str]:

@@ -70,10 +70,10 @@ def nccl_variables(link: str, gpu_by_bus_id: Mapping[str, gpus.NodeGpu]) -> dict
     return NCCL_WITHOUT_PEERS if link_kind(link) == "pcie" and (has_nvlink or not gpu_by_bus_id) else {}
 
 
-def pin_cores_and_set_nccl_variables(
+def pin_if_emulated_and_set_nccl_defaults(
     config: Config, place: WorkerPlace, device: torch.device, network_facts: Mapping[str, Any] | None = None
 ) -> None:
-    """Pin this worker to its node's cores where links are emulated, and let NCCL use the link of the config.
+    """Pin this worker to its node's cores where links are emulated; on a GPU, set NCCL variables not yet set.
 
     Call it before the group starts. Under Horovod, NCCL reads the same variables.
 
@@ -118,7 +118,7 @@ def verify_machine_and_collect_facts(
         link = link if link_kind(link) in GPU_LINKS else "none"
         wrong = [GPU_LINK_ON_CPU.format(link=link)] if link != "none" else []
     else:
-        hardware = describe_worker_hardware(device)
+        hardware = describe_worker_gpu_and_links(device)
         workers = (
             [hardware]
             if simulated
@@ -149,8 +149,8 @@ def has_emulated_link(cluster: AnyCluster) -> bool:
     return isinstance(cluster, EmulatedCluster) or (isinstance(cluster, SlurmCluster) and bool(cluster.enter))
 
 
-def describe_worker_hardware(device: torch.device) -> WorkerHardware:
-    """Return a worker's GPU and the links to others, as this process sees them."""
+def describe_worker_gpu_and_links(device: torch.device) -> WorkerHardware:
+    """Return a worker's GPU, its links to others, and NCCL's settings, as this process sees them."""
     properties = torch.cuda.get_device_properties(device)
     bus_id = gpu_bus_id(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
@@ -166,7 +166,7 @@ def describe_worker_hardware(device: torch.device) -> WorkerHardware:
         **by_driver,
         links=node_gpu.links if node_gpu else {},
         peers={gpu_bus_id(index): torch.cuda.can_device_access_peer(device, index) for index in others},
-        nccl=environment.nccl_settings_without_paths(),
+        nccl=environment.nccl_settings_with_paths_hidden(),
     )
 
 

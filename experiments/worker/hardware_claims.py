@@ -60,8 +60,8 @@ def connection_between(a: WorkerHardware, b: WorkerHardware) -> str | None:
     return "net" if a.host != b.host else a.links.get(b.bus)
 
 
-def is_peer_access_disabled(worker: WorkerHardware) -> bool:
-    """Tell whether the environment keeps NCCL from peer-to-peer, and so from NVLink."""
+def is_peer_access_disabled_by_environment(worker: WorkerHardware) -> bool:
+    """Tell whether NCCL's variables keep it from peer-to-peer, and so from NVLink."""
     disabling = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
     return bool(disabling & worker.nccl.items())
 
@@ -100,7 +100,7 @@ def _find_nvlink_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
             entry = connection_between(a, b) or "no NVLink"
             refused = " without peer access" if gpus.count_nvlinks(entry) else ""
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
-    if any(map(is_peer_access_disabled, group.workers)):
+    if any(map(is_peer_access_disabled_by_environment, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
     slot = group.fastest_pcie_gb_s
     offered = min(_nvlink_gb_s(worker, group) for worker in group.workers)
@@ -115,7 +115,7 @@ def _find_pcie_faults(group: GroupHardware) -> Iterator[tuple[str, str]]:
     free_hosts = [
         a.host
         for a, b in group.same_node_pairs
-        if gpus.count_nvlinks(connection_between(a, b)) and not is_peer_access_disabled(a)
+        if gpus.count_nvlinks(connection_between(a, b)) and not is_peer_access_disabled_by_environment(a)
     ]
     if free_hosts:
         yield (

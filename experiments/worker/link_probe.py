@@ -195,7 +195,7 @@ def measure_and_fit_collectives(comm: Comm, pair: tuple[int, int], effort: Probe
         num_faster = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many
         if num_faster:
             fits.direct[kind] = _fit_cases(kind_cases[:num_faster], kind_seconds[:num_faster])
-            fits.direct_bytes[kind] = float(kind_cases[num_faster - 1].nbytes)
+            fits.direct_bytes[kind] = float(kind_cases[num_faster - 1].bytes_per_worker)
     count = effort.num_sizes_beside_computing
     if not count:
         return fits
@@ -239,28 +239,36 @@ class ProbeCase(NamedTuple):
     """A kind of collective at one size."""
 
     kind: str
-    size: int
+    requested_bytes: int
     run: Callable[[], object]
     cost: CollectiveCost
-    nbytes: int  # that a worker brings
+    bytes_per_worker: int  # that a worker brings
 
     @classmethod
     def create(
-        cls, comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device = CPU
+        cls,
+        comm: Comm,
+        kind: str,
+        part_bytes: int,
+        permuted_pair: tuple[int, int],
+        device: torch.device = CPU,
     ) -> ProbeCase:
-        """Return a case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
-        share = max(1, size // 4)  # elements
+        """Return a case of a part for each worker; of all_gather a worker brings one, of the others all.
+
+        Only a permutation goes from one of `permuted_pair` to the other.
+        """
+        share = max(1, part_bytes // 4)  # elements
         data = torch.zeros(share if kind == "all_gather" else share * comm.size, device=device)
         do: Mapping[str, Callable[[], object]] = {
             "all_reduce": partial(comm.all_reduce, data),
             "all_gather": partial(comm.all_gather, data),
             "all_to_all": partial(comm.all_to_all, data, [share] * comm.size, [share] * comm.size),
             "broadcast": partial(comm.broadcast, data),
-            "permute": partial(comm.permute, data, [pair]),
+            "permute": partial(comm.permute, data, [permuted_pair]),
         }
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
         cost = comm.predict_cost(kind, sent, 1 if kind == "permute" else comm.size).cost
-        return cls(kind, size, do[kind], cost, sent)
+        return cls(kind, part_bytes, do[kind], cost, sent)
 
 
 def fit_alpha_beta(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:

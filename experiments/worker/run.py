@@ -99,7 +99,7 @@ def execute_run(
     config = Config.from_record(orders.config)
     attempt = Attempt(Path(orders.attempt_folder))
     device = prepare_device(config, place)
-    hardware.pin_cores_and_set_nccl_variables(config, place, device, orders.network_facts)
+    hardware.pin_if_emulated_and_set_nccl_defaults(config, place, device, orders.network_facts)
     run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
     is_virtual = isinstance(config.cluster, VirtualCluster)
     if is_virtual:
@@ -173,14 +173,14 @@ def train_and_record(context: RunContext, comm: Comm) -> RunOutcome:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.
     return (
-        outcome._replace(interface=verify_traffic(meter, config))
+        outcome._replace(interface=verify_sent_bytes_were_counted(meter, config))
         if meter and config.workers_per_node == 1
         else outcome
     )
 
 
-def verify_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
-    """Compare the bytes that interfaces sent with those that were counted, and return both. Collective.
+def verify_sent_bytes_were_counted(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
+    """Verify that all bytes that interfaces sent were counted, and return both numbers. Collective.
 
     Raises:
         MachineMismatch: on all workers alike, if they differ by more than headers; unless
@@ -281,7 +281,7 @@ def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_
         digest.update(p.cpu().contiguous().numpy().tobytes())
     weights = digest.hexdigest()
     size = sum(p.numel() for p in parameters)
-    agreed = trained.have_averages_agreed and len({*gather_json(comm, weights, device)}) == 1
+    agreed = trained.has_seen_no_disagreement and len({*gather_json(comm, weights, device)}) == 1
     kernels = gather_distinct_names(trained.search_summary["kernel"] or "", comm, device)
     searching = {**trained.search_summary, "kernel": " and ".join(kernels) or None}
     return RunOutcome(

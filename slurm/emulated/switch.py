@@ -133,7 +133,7 @@ def enter_network_namespace(descriptor: int) -> None:
     _call_libc("setns", descriptor, CLONE_NEWNET)
 
 
-def create_and_enter_network_namespace() -> int:
+def enter_new_network_namespace() -> int:
     """Move this process into a new network namespace, and return the descriptor that keeps it."""
     _call_libc("unshare", CLONE_NEWNET)
     return open_current_network_namespace()
@@ -197,7 +197,7 @@ def make_relayed_nodes(nodes: int, link: LinkRequest) -> RelayedNodes:
     devices = []
     tcp: dict[str, Any] = {}
     for node in range(nodes):
-        namespaces.append(create_and_enter_network_namespace())
+        namespaces.append(enter_new_network_namespace())
         devices.append(open_tun_device(INTERFACE))
         tcp = configure_tcp(fast, link.alpha_s, link.windows == "raised")
         first_packets = max(1, round(FIRST_BYTES / mtu))
@@ -255,7 +255,7 @@ def make_bridged_nodes(nodes: int, link: LinkRequest) -> dict[str, Any]:
     tcp: dict[str, Any] = {}
     delay_s = link.alpha_s
     for node in range(nodes):
-        namespaces.append(create_and_enter_network_namespace())
+        namespaces.append(enter_new_network_namespace())
         tcp = configure_tcp(rate, link.alpha_s, link.windows == "raised")
         run_ip_or_tc_batch(
             "ip",

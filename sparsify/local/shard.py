@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
@@ -14,10 +15,12 @@ from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.wrappers.sharded.hook import ShardHook
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
 
 @overload
 def shard(
-    model: nn.Module, optimizer: torch.optim.Optimizer, method: Method, *values: Any, **options: Any
+    model: nn.Module, optimizer: Optimizers, method: Method, *values: Any, **options: Any
 ) -> ShardHook: ...
 @overload
 def shard(
@@ -25,7 +28,7 @@ def shard(
 ) -> ShardedLocalOptimizer: ...
 def shard(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     method: Method | LocalSteps,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     seed: int = 0,
@@ -47,5 +50,11 @@ def shard(
     if isinstance(method, LocalSteps):
         if within is not None:
             raise ValueError("within= is for methods of every step; with local steps leave it out")
-        return ShardedLocalOptimizer(model, optimizer, method, replicas, seed, check, select, **options)
+        if isinstance(optimizer, list | tuple):
+            raise ValueError(
+                "with local steps each optimizer is wrapped by a call of its own; call sparsify.shard for "
+                "each, with its part of the parameters"
+            )
+        inner: Any = optimizer  # what is none is refused there
+        return ShardedLocalOptimizer(model, inner, method, replicas, seed, check, select, **options)
     return ShardHook(model, optimizer, method, replicas, seed, check, select, within=within, **options)

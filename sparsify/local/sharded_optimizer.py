@@ -139,5 +139,5 @@ class ShardedLocalOptimizer(LocalOptimizer):
 
     def _reshard(self) -> None:
         for unit in self.units:
-            unit.check_hook_not_replaced()
+            unit.check_hooks_not_replaced()
             unit.module.reshard()

@@ -359,6 +359,7 @@ class Engine:
         checks_finite: bool = True,
         error: type[NonFiniteGradientError] = NonFiniteGradientError,
         comm: Comm | None = None,
+        unit: int | None = None,
     ) -> list[bool]:
         """Check all workers' gradients for NaN and Inf, and find the parameters that any worker used.
 
@@ -370,11 +371,13 @@ class Engine:
             used_here: whether this worker used each parameter; None: all workers use all.
             checks_finite: False: only find the used parameters.
             comm: of all workers who must know; by default those who average.
+            unit: the number of what is averaged, where workers could come to something else.
 
         Returns:
             For each parameter whether any worker used it.
 
         Raises:
+            ValueError: another worker averages another unit.
             NonFiniteGradientError: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
         comm = comm or self.comm
@@ -385,14 +388,25 @@ class Engine:
         rows = [norms.view(torch.int32)]
         if used_here is not None:
             rows.append(host_sync.to_device(used_here, norms, torch.int32))
-        gathered = torch.stack(comm.all_gather(torch.stack(rows)))  # (workers, 1 or 2, parameters)
+        if unit is not None:
+            rows.append(torch.full_like(rows[0], unit))
+        gathered = torch.stack(comm.all_gather(torch.stack(rows)))  # (workers, rows, parameters)
         bits = gathered[:, 0]
         facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
         if used_here is not None:
             facts.append(gathered[:, 1].any(dim=0))
+        if unit is not None:
+            facts.append((gathered[:, -1] == unit).all())
         is_infinite, is_alike, has_any, *used_anywhere = host_sync.to_host(
             torch.cat([fact.reshape(-1) for fact in facts])
         )
+        if unit is not None and not used_anywhere.pop():
+            raise ValueError(
+                f"workers came to different units in this backward pass (this one to {names[0]}), whose "
+                "gradients can't be averaged; let all use the same units in the same order, or make one unit "
+                "of the parts that only some use and of one that all use, with "
+                "model.set_reduce_scatter_unused_params(True)"
+            )
         if is_infinite:
             nothing = grads[0][:0]
             stretches = [

@@ -248,7 +248,7 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
 
 
 def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:
-    for item in figures.shipped_items():
+    for item in figures.repository_items():
         judged = figures.load(item).judge(empty_frames())
         assert {each.word for each in judged if not each.claim.rederived} <= {"not run"}, item
         assert all(each.claim.source and each.claim.reason.endswith(".") for each in judged), item

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.comparison import Comparison
-from analysis.records.frames import Frames, query_runs
+from analysis.records.frames import Frames, empty_frames, query_runs
 from analysis.records.store import Store
 from analysis.stats import IncomparableRunsError, final_difference, final_mean, step_time_ratio
 from tests.analysis import synthetic
@@ -106,3 +106,5 @@ def test_what_there_is_not_is_answered_with_what_there_is(frames: Frames) -> Non
     ):
         with pytest.raises(ValueError, match=words):
             replace(OVER, **changed).points(frames)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        OVER.points(empty_frames())

@@ -55,9 +55,9 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
         / warm_step_seconds_slowest_rank(frames, base[0]).mean()
     )
     assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
-    assert ratio.relative_half_width < 0.05  # the drift of both cancels
+    assert ratio.half_width_on_log_scale < 0.05  # the drift of both cancels
     itself = there(stats.step_time_ratio(frames, base, list(reversed(base))))
-    assert (itself.value, itself.relative_half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
+    assert (itself.value, itself.half_width_on_log_scale, itself.n) == pytest.approx((1.0, 0.0, 3))
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     frames = load_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
     ratio = there(stats.step_time_ratio(frames, [topk], [dense]))
-    assert (ratio.n, ratio.sample_kind, ratio.has_enough_samples) == (
+    assert (ratio.n, ratio.sample_kind, ratio.can_support_verdict) == (
         30,
         "blocks",
         False,
@@ -156,7 +156,7 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
         for samples in ([5.0], [5.0, 6.0]):
             value = estimate_mean(samples, bounds, of)
             assert value[1:5] == (None, None, len(samples), of)
-            assert not value.has_enough_samples
+            assert not value.can_support_verdict
             assert value.value == pytest.approx(np.mean(samples), rel=0.01)
     three = estimate_mean([2.0, 1.0, 3.0], sample_kind=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
@@ -175,7 +175,7 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     for column in ("val_loss", "val_top1"):
         end = there(stats.final_mean(diverged, keys, column))
         assert np.isnan(end.value)
-        assert not end.has_enough_samples
+        assert not end.can_support_verdict
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
     curve = stats.mean_curve(diverged, keys, "val_top1")
     assert list(curve["epoch"]) == list(range(1, epoch))
@@ -283,10 +283,10 @@ def test_a_p_value_says_what_the_interval_says() -> None:
     ratio = estimate_mean([1.0, 2.0, 4.0], POSITIVE)
     for own in (value, ratio):
         for edge in interval(own):
-            assert own.p_value(edge) == pytest.approx(0.05)
-    assert value.p_value(2.0) == pytest.approx(1.0)
-    assert ratio.scale_by(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
-    assert ratio.percent_above_one().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
-    assert Estimate(1.0).p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
-    assert Estimate(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
-    assert Estimate(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0
+            assert own.two_sided_p_value(edge) == pytest.approx(0.05)
+    assert value.two_sided_p_value(2.0) == pytest.approx(1.0)
+    assert ratio.scale_by(3).two_sided_p_value(3 * 1.5) == pytest.approx(ratio.two_sided_p_value(1.5))
+    assert ratio.percent_above_one().two_sided_p_value(50.0) == pytest.approx(ratio.two_sided_p_value(1.5))
+    assert Estimate(1.0).two_sided_p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).two_sided_p_value(1.0) == 1.0
+    assert Estimate(np.inf, 3.0, np.inf, 5).two_sided_p_value(1.0) == 0.0
+    assert Estimate(np.inf, 0.5, np.inf, 5).two_sided_p_value(1.0) == 1.0

@@ -12,7 +12,7 @@ from analysis import verdicts
 from analysis.claims import Claim, Verdict, VerdictWord
 from analysis.significance import (
     holm_significance_level,
-    read_significance_level,
+    read_significance_level_or_default,
     word_together,
     write_significance_level,
 )
@@ -69,7 +69,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("b", verdict("reproduced")),
         ("c", verdict("holds")),
     ]
-    assert verdicts.count_causes_by_word(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
+    assert verdicts.count_causes_by_worst_word(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
     table = verdicts.causes_by_word_table(rows)
     assert (table.header(), table.cell_texts()) == (
         ["not reproduced", "reproduced", "holds"],
@@ -77,7 +77,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
     )
     # What was measured comes before what was not.
     two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
-    assert verdicts.count_causes_by_word(two) == {"holds": 1}
+    assert verdicts.count_causes_by_worst_word(two) == {"holds": 1}
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
@@ -116,24 +116,28 @@ def words_together(*rows: tuple[str, Verdict]) -> list[VerdictWord]:
 def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together(tmp_path: Path) -> None:
     """Holm: the smallest of m p-values counts m times, the next m - 1 times."""
     sure, near, open_one = ordering(0.05), ordering(0.99), ordering(5.0, "inconclusive")
-    assert sure[1].p_value < 0.01
-    assert 0.04 < near[1].p_value < 0.05
+    assert sure[1].p_value_or_one < 0.01
+    assert 0.04 < near[1].p_value_or_one < 0.05
     assert words_together(near) == ["holds"]
     assert words_together(near, sure) == ["holds", "holds"]
     assert words_together(near, sure, open_one) == ["inconclusive", "holds", "inconclusive"]
     assert words_together(near, sure, ("item", verdict("not run", None))) == ["holds", "holds", "not run"]
     assert words_together(near, near) == ["inconclusive", "inconclusive"]
     exact = replace(sure[1], ours=Estimate.exact(1.0, 1, "counts"))
-    assert exact.p_value == 0
+    assert exact.p_value_or_one == 0
     assert words_together(*[("a", exact)] * 50) == ["holds"] * 50
     level = holm_significance_level([near[1], open_one[1]])
     fallen = word_together(near[1], level)
-    assert (fallen.word, fallen.word_alone, fallen.p_value) == ("inconclusive", "holds", near[1].p_value)
+    assert (fallen.word, fallen.word_alone, fallen.p_value_or_one) == (
+        "inconclusive",
+        "holds",
+        near[1].p_value_or_one,
+    )
     assert fallen.explanation == "holds if tested alone, not with 2 claims tested together"
     assert word_together(fallen, level) == fallen
-    assert read_significance_level(tmp_path).level == pytest.approx(0.05)
+    assert read_significance_level_or_default(tmp_path).level == pytest.approx(0.05)
     write_significance_level(tmp_path, level)
-    assert read_significance_level(tmp_path) == level
+    assert read_significance_level_or_default(tmp_path) == level
 
 
 def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> None:

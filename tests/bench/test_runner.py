@@ -152,6 +152,7 @@ auto --threads 0: threads=0 is out of range
 bytes --n 150: 150 is no multiple of 100
 bytes --n many: n='many' is out of range
 bytes --methods topk,topq: no method 'topq' (did you mean 'topk'?); there are:
+fused --gradient gauss: no gradient 'gauss'; there are: normal, laplace
 launch --repeats 0: repeats=0 is out of range
 overlap --ratios 0: ratios=0 is out of range
 overlap --rows topk: 'topk'

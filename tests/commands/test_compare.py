@@ -56,7 +56,8 @@ def test_words_that_mean_nothing_are_refused_and_what_varies_is_the_axis_without
         ("sweep=thesis ref=tpok", "there are: dense, topk"),
         ("swep=thesis", "did you mean 'sweep'"),
         ("sweep=thesis x=task.name", "differ in method.density"),
-        ("sweep=thesis seed=0 method=dense", "compare over what?", "say x="),
+        ("sweep=thesis seed=0 method=dense", "compare over what?", "x=method.name", "`why RUN --against"),
+        ("learned other", "`why 'learned' --against 'other'`"),
     ):
         refused(here("compare", *words.split()), *answers)
         assert not (thesis / "figures").exists()

@@ -14,7 +14,7 @@ from experiments.commands._cluster_checks import ClusterObservations, judge_clus
 from experiments.config import compose
 from experiments.launch import cluster_prober, probe
 from experiments.launch.cluster_prober import GroupTestResult, NodeProbe
-from experiments.launch.probe import NodeFacts
+from experiments.launch.probe import TaskFacts
 from slurm import images, partition
 from slurm.partition import PartitionNode
 from tests.conftest import Command, environment_for, fine, refused
@@ -88,14 +88,14 @@ def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Clu
         "lock": probe.HELD, "container_error": "", "container_runtime": None, "epoch_s": 100.0,
     }  # fmt: skip
     facts = tuple(
-        NodeFacts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]
+        TaskFacts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]  # of any field
         for rank, changes in enumerate(tasks)
     )
     usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
     node = NodeProbe("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
     nodes = [PartitionNode("n1", "idle", 24 * 60)]
     known = {"max_array_jobs": 1000, "nodes": nodes, **other}
-    return ClusterObservations(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
+    return ClusterObservations(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]  # as above
 
 
 CUDA = "device=cuda"

@@ -59,9 +59,9 @@ def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(
     ended = attempt.manifest
     attempt.update_manifest(state="running")
     board = TensorBoardExporter(tmp_path / "board", folders)
-    assert board.export_new_points(["source=own"]) == 0
+    assert board.export_new_points_and_count_runs(["source=own"]) == 0
     attempt.update_manifest(**ended)
-    assert board.export_new_points(["source=own"]) == 2
+    assert board.export_new_points_and_count_runs(["source=own"]) == 2
     board.close()
     curves = read(tmp_path / "board")
     assert sorted(name.partition(" ")[0] for name in curves) == ["dense", "topk"]
@@ -75,7 +75,7 @@ def test_what_goes_on_is_added_and_nothing_twice(folders: ResultFolders, tmp_pat
     board = TensorBoardExporter(tmp_path / "board", folders)
     for lines in (whole[:5], whole[:5], whole):
         log.write_bytes(b"".join(lines))
-        assert board.export_new_points(["source=own"]) == 1
+        assert board.export_new_points_and_count_runs(["source=own"]) == 1
     board.close()
     (curves,) = read(tmp_path / "board").values()
     steps = [step for step, _ in curves["step/step_s"]]

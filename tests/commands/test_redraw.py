@@ -49,7 +49,7 @@ def test_figures_are_drawn_from_the_shipped_records_without_torch(
     fine(python("-m", "experiments", "figures", *items, env=around))
     stems = {
         f"{item}-laptop" if figures.load(item).needs_runs else item
-        for item in items or figures.shipped_items()
+        for item in items or figures.repository_items()
     }
     there = {path.stem for path in SHIPPED.glob("*.tex")}
     assert {"fig1-laptop", "fig4-logs"} <= stems & there

@@ -70,7 +70,7 @@ def test_no_record_says_where_and_how_a_run_is_started(here: Command, tmp_path: 
     assert len(STARTING) > 30
     for leaf in STARTING:
         with pytest.raises(ValueError, match="where and how a run is started is for you to say"):
-            compose.recover_run({"": forge(MEASURED, {leaf: "/tmp/evil"})}, run_key(MEASURED))
+            compose.rebuild_recorded_run({"": forge(MEASURED, {leaf: "/tmp/evil"})}, run_key(MEASURED))
     attempt = synthetic.made(ResultFolders(tmp_path / "results").store, FULL)
     evil = {"cluster.setup": ["touch owned"], "cluster.python": "/tmp/evil"}
     write_json(attempt.path / "config.json", forge(MEASURED, evil))
@@ -83,11 +83,11 @@ def test_a_variant_adds_nothing_either() -> None:
     config = measured_config(compose.resolve(IN_TURNS).as_dict())
     config["variants"][1]["cluster"] = {"setup": ["touch owned"]}
     with pytest.raises(ValueError, match=r"holds cluster\.setup"):
-        compose.recover_run(configs_by_variant(config), run_key(config))
+        compose.rebuild_recorded_run(configs_by_variant(config), run_key(config))
 
 
 def test_words_of_a_record_set_what_is_measured_alone() -> None:
-    words = compose.recover_run({"": MEASURED}, run_key(MEASURED)).to_words()
+    words = compose.rebuild_recorded_run({"": MEASURED}, run_key(MEASURED)).to_words()
     assert not {word.partition("=")[0] for word in words} & {*STARTING}
 
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pyte
     torch.save({"weights": Owning()}, path)
     raw = path.read_bytes()
     with pytest.raises(checkpoint.DamagedStateError, match="holds more than numbers"):
-        checkpoint.read_state(path, {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
+        checkpoint.read_verified_state(path, {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
     assert not Path("owned").exists()
     pickle.loads(pickle.dumps(Owning()))
     assert Path("owned").exists()  # as it would have been

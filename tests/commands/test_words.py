@@ -178,6 +178,7 @@ def test_words_that_mean_nothing_are_refused_in_a_sentence(here: Command) -> Non
         ("reproduce", "reproduce what?", "fig4"),
         ("run method=dgg --help", "no method 'dgg' (did you mean 'dgc'?)"),
         ("why nothing", "0 runs match 'nothing'"),
+        ("why one other", "`why 'one' --against 'other'`"),
     ):
         refused(here(*words.split()), *answers)
     traced = here("run", "workers=0", "--traceback")

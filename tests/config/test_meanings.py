@@ -11,13 +11,13 @@ from experiments.config.choices import meaning_by_parameter
 from experiments.tasks import FILES
 from experiments.training.settings import setting_meaning as meaning_of
 from sparsify.core.spec import Registry
-from tests.analysis.shipped import shipped
+from tests.analysis.tracked_files import tracked_modules
 
 
 def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
     for noun, registry in choices.REGISTRIES.items():
         task_files = FILES if noun == "task" else ()
-        for name in {*shipped(registry.folder), *task_files}:
+        for name in {*tracked_modules(registry.folder), *task_files}:
             said = meaning_by_parameter(registry, name)
             assert set(said) == set(registry.parameters(name)), name
             for key, meaning in said.items():

@@ -9,7 +9,11 @@ import pytest
 from experiments import figures
 from experiments.config import compose, dataset_files, plan
 from experiments.config.config import Config
-from experiments.config.plan import PlannedRun, plan_runs_with_data, requested_or_default_profile
+from experiments.config.plan import (
+    PlannedRun,
+    plan_distinct_runs_and_ensure_data,
+    requested_or_default_profile,
+)
 from experiments.figures.runs import additional_configs, required_configs
 
 
@@ -21,7 +25,7 @@ def planned(*words: str) -> PlannedRun:
     "profile", ["laptop", *(pytest.param(name, marks=pytest.mark.extended) for name in ("paper", "smoke"))]
 )
 def test_every_figure_composes_its_runs(profile: str) -> None:
-    for item in figures.shipped_items():
+    for item in figures.repository_items():
         assert bool(required_configs(figures.load(item), profile)) == figures.load(item).needs_runs
 
 
@@ -51,7 +55,7 @@ def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: py
     monkeypatch.setattr(plan, "has_gpu", lambda: False)
 
     def plan_digits(*words: str) -> list[PlannedRun]:
-        return plan_runs_with_data([compose.resolve(["task=cnn_digits", *words])], print)
+        return plan_distinct_runs_and_ensure_data([compose.resolve(["task=cnn_digits", *words])], print)
 
     with pytest.raises(ValueError, match=r"^device=cuda needs an NVIDIA GPU, .* take device=cpu"):
         plan_digits("device=cuda")
@@ -71,10 +75,12 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
         return config.with_setting("task.lr", 0.5), None
 
     monkeypatch.setattr(dataset_files, "ensure_dataset", find)
-    runs = plan_runs_with_data([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
+    runs = plan_distinct_runs_and_ensure_data(
+        [compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append
+    )
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
     alike = additional_configs(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run
-    assert (len(alike), len(plan_runs_with_data(alike, said.append))) == (3 * 11, 11)
+    assert (len(alike), len(plan_distinct_runs_and_ensure_data(alike, said.append))) == (3 * 11, 11)
     assert said == ["downloading"] * 2
 
 

@@ -122,7 +122,7 @@ def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, h
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
     texts = [
         verdict.claim.text
-        for item in figures.shipped_items()
+        for item in figures.repository_items()
         for verdict in figures.load(item).judge(empty_frames())
     ]
     for paper in papers.paper_names():
@@ -141,7 +141,7 @@ def renamed(part: Any) -> Any:
 
 
 def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
-    for item in figures.shipped_items():
+    for item in figures.repository_items():
         for claim in figures.load(item).claims():
             other = replace(claim, compute=renamed(claim.compute), arguments=renamed(claim.arguments))
             assert other.rule_digest({}) == claim.rule_digest({}), f"{claim.id} lacks a quantity"

@@ -69,8 +69,8 @@ def test_a_line_crosses_1_between_the_two_links_around_it_or_lies_outside_all() 
         (2.1, _links.ABOVE_LINKS),
         (0.09, _links.BELOW_LINKS),
     ):
-        assert _links.interpolate_break_even_gbit_s(gbit_s, (gbit_s / crossing) ** SLOPE) == expected
-    level = _links.interpolate_break_even_gbit_s(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
+        assert _links.break_even_gbit_s_or_zero_or_inf(gbit_s, (gbit_s / crossing) ** SLOPE) == expected
+    level = _links.break_even_gbit_s_or_zero_or_inf(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
     assert level == pytest.approx(math.sqrt(0.5))
 
 

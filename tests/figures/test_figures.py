@@ -20,7 +20,7 @@ from tests.analysis import synthetic
 from tests.conftest import Command, loaded_by, refused
 from tests.figures.made_up import PROFILES, page
 
-ITEMS = sorted(figures.shipped_items())
+ITEMS = sorted(figures.repository_items())
 PUBLISHED = [item for item in ITEMS if not figures.load(item).needs_runs]
 TIMED = {  # the mode of the runs that show what a step takes
     "serialised": ("fig1", "fig4", "fig4-fast", "straggler", "eghlidi-table2"),
@@ -79,7 +79,7 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
     refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for lin2018/fig4 or yoon2022/fig4")
     assert list(figures.files_by_item()) == ["lin2018/fig4", "fig4"]  # what does not ask for it goes on
     assert (figures.find_item("yoon2022/fig4"), figures.find_item("lin2018/fig4")) == ("fig4", "lin2018/fig4")
-    assert figures.item_of_file_prefix(file_prefix("lin2018/fig4")) == "lin2018/fig4"
+    assert figures.item_of_file_prefix_or_itself(file_prefix("lin2018/fig4")) == "lin2018/fig4"
 
 
 def test_listing_and_loading_items_needs_no_torch() -> None:

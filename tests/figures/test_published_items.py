@@ -12,7 +12,7 @@ from experiments.figures.runs import requested_runs
 from tests.conftest import Command, refused
 from tests.figures import made_up
 
-ITEMS = [item for item in sorted(figures.shipped_items()) if not figures.load(item).needs_runs]
+ITEMS = [item for item in sorted(figures.repository_items()) if not figures.load(item).needs_runs]
 
 
 def page(item: str) -> str:

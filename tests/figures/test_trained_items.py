@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,11 @@ def test_the_whole_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) 
 def test_the_best_cell_of_a_seed_is_chosen_by_the_others(tmp_path: Path) -> None:
     """Each seed has a cell in which it alone trains to a half: chosen for others, it does not help them."""
 
+    cells = list(product(sweep.SIZES, sweep.PERIODS))
+    cell_by_seed = dict(zip(sweep.SEEDS["laptop"], cells, strict=False))
+
     def end(block: int, every: int, seed: int) -> float:
-        return 0.5 if (block, every) == (1, sweep.PERIODS[seed]) else 1.0
+        return 0.5 if (block, every) == cell_by_seed[seed] else 1.0
 
     assert swept(tmp_path, end)[3] == pytest.approx(1.0)
 
@@ -179,4 +183,4 @@ def test_the_level_is_asked_of_dense(dense: float, word: str, tmp_path: Path) ->
     frames = trained(tmp_path, "fig3-level", lambda config: (dense, 1.0))
     level = verdict("fig3-level", frames, "dense reaches the paper's level, 90 % top-1")
     assert there(level.ours).value == pytest.approx(dense - 90, abs=0.2)
-    assert level.word == word
+    assert level.word_alone == word  # whatever else is tested with it

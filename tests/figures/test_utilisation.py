@@ -73,9 +73,9 @@ def test_arithmetic_knows_bytes_and_the_bandwidth_that_was_found() -> None:
     assert exact[:3] == pytest.approx((1.0, 1.0, 1.0))  # of each launch's own seconds of computing
     assert there(item.arithmetic_over_measured_share(frames(), item.SPARSELOCO, 8, item.CLAIMED)).value > 1.03
     adjacent = frames(launches=1, delay=0.0)
-    assert item.found_gbit_s_by_launch(adjacent, AT_ONCE).to_list() == [0.1]
+    assert item.found_or_requested_gbit_s_by_launch(adjacent, AT_ONCE).to_list() == [0.1]
     slow = adjacent._replace(runs=adjacent.runs.assign(**{FOUND_GBIT_S_COLUMN: 0.05}))
-    assert item.found_gbit_s_by_launch(slow, AT_ONCE).to_list() == [0.05]
+    assert item.found_or_requested_gbit_s_by_launch(slow, AT_ONCE).to_list() == [0.05]
     dense = item.arithmetic_share_by_launch(slow, item.DENSE, None, AT_ONCE)
     assert dense.to_dict() == {0: pytest.approx(COMPUTING / (COMPUTING + 2))}
 
@@ -95,11 +95,13 @@ def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() 
 
 def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
-    assert there(item.dense_over_method_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
+    assert there(
+        item.dense_over_method_clipped_bandwidth(alone, item.DILOCO, 50, 0.0)
+    ).value == pytest.approx(2.0)
     with pytest.raises(
         IncomparableRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
     ):
-        item.dense_over_method_bandwidth(alone, item.DILOCO, 1, 0.0)
+        item.dense_over_method_clipped_bandwidth(alone, item.DILOCO, 1, 0.0)
 
 
 def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> None:

@@ -39,7 +39,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     orders = RunOrders.read(Path(begun.orders_file))
     assert Config.from_record(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt_folder, orders.same_host) == (str(begun.attempt.path), True)
-    shared = prepare_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
+    shared = prepare_attempt(run, folders, alone_on_machines=False)  # other jobs may run on the same nodes
     assert shared.attempt.manifest["alone"] is False
     # One that is there for its curve shares the machine.
     curve = prepare_attempt(planned("train.validate=epoch"), folders)

@@ -79,7 +79,7 @@ def test_a_run_over_a_long_link_says_what_its_relay_did(here: Command, tmp_path:
     assert max(link["pairs_gbit_s"]) < 0.12
     assert manifest["relay"]["bytes"] > 2 * 0.8e7  # a transfer of the probe, to each node
     (attempt,) = Store(tmp_path / "results" / "runs").list_newest_valid_attempts()
-    assert "over 1 ms late" in captions.emulated_links_remark(load_attempt(attempt)[0])
+    assert "over 1 ms late" in captions.emulated_link_measurements_remark(load_attempt(attempt)[0])
 
 
 @pytest.mark.extended

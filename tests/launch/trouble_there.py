@@ -117,7 +117,7 @@ class Bench:
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
         """Wait until none of the attempts is under way."""
-        environment.set_slurm_conf_variable(self.slurm_conf)
+        environment.set_slurm_conf_variable_if_given(self.slurm_conf)
         quiet_since: float | None = None
 
         def ended() -> bool:

@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for workers in started:
-        workers.kill_and_wait()
+        workers.kill_and_close_network()
 
 
 def end_of(workers: LocalWorkers) -> dict[int, int]:
@@ -84,7 +84,7 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
 def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
     workers = start("waits", "waits")
     pids = [process.pid for process in workers.processes]
-    workers.kill_and_wait()
+    workers.kill_and_close_network()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_gpu_shows_its_workers_none(start: Start, monkeypatch: p
         workers = start("waits", gpu=gpu)
         seen = psutil.Process(workers.processes[0].pid).environ()
         assert seen["CUDA_VISIBLE_DEVICES"] == expected
-        workers.kill_and_wait()
+        workers.kill_and_close_network()
 
 
 WORKER = """

@@ -38,7 +38,7 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
     for name, value in AROUND.items():
         monkeypatch.setenv(name, value)
     programs.prints("sbatch", "7")
-    with environment.temporary_slurm_conf(given):
+    with environment.temporary_slurm_conf_if_given(given):
         assert submitted(tmp_path) == (["7"], [])
     around = programs.environment("sbatch")
     assert around["SLURM_CONF"] == seen

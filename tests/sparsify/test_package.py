@@ -12,7 +12,7 @@ import pytest
 import sparsify
 from sparsify.core.checks import explain_missing_torch
 from sparsify.methods import REGISTRY as METHODS
-from tests.analysis.shipped import shipped
+from tests.analysis.tracked_files import tracked_modules
 from tests.conftest import ROOT, fine, python
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_every_method_is_a_typed_function() -> None:
     typed = [
         line.split()[-1] for line in source.splitlines() if line.startswith("    from sparsify.methods.")
     ]
-    assert typed == sorted(shipped(METHODS.folder))
+    assert typed == sorted(tracked_modules(METHODS.folder))
     for name in sparsify.names():
         assert getattr(sparsify, name)() == sparsify.build(name)
         assert getattr(sparsify, name).__doc__

@@ -138,7 +138,7 @@ def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
     drift = np.linspace(1, 3, 20)
     noise = np.exp(0.1 * np.random.default_rng(0).normal(size=20))
     seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * noise}
-    shown = estimate_mean(5 * noise, POSITIVE, "blocks").relative_half_width  # by figures
+    shown = estimate_mean(5 * noise, POSITIVE, "blocks").half_width_on_log_scale  # by figures
     assert widest_ratio_half_width(seconds) == pytest.approx(shown)
     assert widest_ratio_half_width({"dense": drift[:2], "noisy": noise[:2]}) is None
     # A block in which a worker was suspended all the time.

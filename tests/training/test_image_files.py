@@ -60,7 +60,7 @@ def test_images_are_read_by_number_and_labelled_by_their_folder(root: Path) -> N
     assert (data.classes, data.pixels, data.channels) == (3, 224, 3)
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.name == "12 images of 3 classes in place of ImageNet"
-    opened = data.read_images(data.test.images)
+    opened = data.load_uint8_images(data.test.images)
     expected = read_image(root / "imagenet" / "val" / "n03" / "4.JPEG", resize_and_crop_center)
     assert torch.equal(opened[2], torch.from_numpy(expected.copy()))
 

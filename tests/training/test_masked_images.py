@@ -16,8 +16,8 @@ from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.masked_images import (
     HIDDEN_SHARE,
-    MAE,
     AutoencoderSize,
+    MaskedAutoencoderWithLoss,
     MaskedImageTask,
     sine_position_embeddings,
 )
@@ -43,10 +43,10 @@ def task() -> MaskedImageTask:
     return MaskedImageTask("digits32", SMALL.make_network, 20, 0.2, 0.9, 0.0, 0, (), False, SMALL.patch)
 
 
-def mae(data: Dataset) -> MAE:
+def mae(data: Dataset) -> MaskedAutoencoderWithLoss:
     pytest.importorskip("transformers")
     model = model_of(task(), data)
-    assert isinstance(model, MAE)
+    assert isinstance(model, MaskedAutoencoderWithLoss)
     return model
 
 

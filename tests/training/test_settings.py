@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import pytest
 
+from analysis.records.columns import IMPLIED_SETTINGS
 from analysis.records.configs import run_key
 from analysis.records.parquet import read_parquet
 from experiments.config import compose
 from experiments.config.config import Config
+from experiments.config.machines import EmulatedCluster
 from experiments.config.run import Run
-from experiments.training.settings import TrainSettings, iterate_setting_types, setting, setting_meaning
+from experiments.training.settings import (
+    Settings,
+    TrainSettings,
+    iterate_setting_types,
+    nested_settings_class,
+    setting,
+    setting_meaning,
+    type_by_field,
+)
 from tests.conftest import ROOT
 
 
@@ -35,6 +46,25 @@ def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
     assert (
         setting_meaning(dict(iterate_setting_types(Later, {}))["shuffle"]) == "when the order is drawn anew"
     )
+
+
+def added_settings(kind: type[Settings], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings with a `since`, each with its default."""
+    for field in fields(kind):  # type: ignore[arg-type]  # each kind of Settings is a dataclass
+        inner = nested_settings_class(type_by_field(kind)[field.name])
+        if field.metadata.get("since"):
+            yield prefix + field.name, field.default
+        elif inner:
+            yield from added_settings(inner, f"{prefix}{field.name}.")
+
+
+def test_what_reads_records_knows_the_default_of_each_setting_that_older_records_lack() -> None:
+    added = dict(added_settings(Config, "")) | dict(added_settings(EmulatedCluster, "cluster."))
+    del added["cluster.windows"]  # which runs on other clusters have not at all
+    assert len(added) > 5
+    for name, default in added.items():
+        text = f"{name} needs a row in analysis/records/columns.yaml with implied_value: {default}"
+        assert IMPLIED_SETTINGS.get(name, "missing") == default, text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.worker import cores
-from experiments.worker.cores import WorkerCores, describe_core_shortages, spare_core_cpus
+from experiments.worker.cores import WorkerCores, describe_core_shortages, last_core_cpus_if_spare
 from tests.conftest import Command, fine
 from tests.worker.runs import manifests
 
@@ -35,8 +35,8 @@ def test_workers_need_a_core_for_each_thread() -> None:
 def test_the_last_core_is_to_spare_where_the_others_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "all_cpus_unless_restricted", lambda: set(range(8)))
     monkeypatch.setattr(cores, "sibling_cpu_list", lambda cpu: HYPER[cpu % 4])
-    assert spare_core_cpus(1) == spare_core_cpus(3) == [3, 7]
-    assert spare_core_cpus(4) == spare_core_cpus(8) == []
+    assert last_core_cpus_if_spare(1) == last_core_cpus_if_spare(3) == [3, 7]
+    assert last_core_cpus_if_spare(4) == last_core_cpus_if_spare(8) == []
 
 
 @pytest.mark.extended

@@ -60,7 +60,7 @@ def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytes
     )
     environment.set_default_variables(NCCL_WITHOUT_PEERS)
     told = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0"}
-    assert environment.nccl_settings_without_paths() == {**told, "NCCL_TOPO_FILE": "a file"}
+    assert environment.nccl_settings_with_paths_hidden() == {**told, "NCCL_TOPO_FILE": "a file"}
 
 
 def test_bandwidth_is_that_of_nccl_tests_and_no_workers_wait_counts() -> None:
@@ -81,7 +81,7 @@ def act(monkeypatch: pytest.MonkeyPatch, seen: list[WorkerHardware], asked: Conf
     The last rank comes late to every collective.
     """
     turn = itertools.count()
-    monkeypatch.setattr(hardware, "describe_worker_hardware", lambda device: seen[next(turn)])
+    monkeypatch.setattr(hardware, "describe_worker_gpu_and_links", lambda device: seen[next(turn)])
     monkeypatch.setattr(hardware, "gather_json", lambda comm, mine, device: gather_json(comm, mine, CPU))
     monkeypatch.setattr(hardware, "time_all_reduces", lambda comm, device: [(1 + comm.rank) * 1e-3] * 5)
 
@@ -134,7 +134,7 @@ def test_on_cpus_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "nvml_session", lambda: pytest.fail("the driver was asked"))
     for where, link in (("local", "loopback"), ("slurm", "ethernet_1g"), ("virtual", "ethernet")):
         asked = config(where=where, gpu="none", link={"name": link})
-        hardware.pin_cores_and_set_nccl_variables(asked, WorkerPlace(0, 2, 0), CPU)
+        hardware.pin_if_emulated_and_set_nccl_defaults(asked, WorkerPlace(0, 2, 0), CPU)
         assert verify_machine_and_collect_facts(asked, CPU, SILENT) == {"checked": []}
 
 
@@ -149,7 +149,9 @@ def test_on_cpus_no_link_of_gpus_can_be_claimed() -> None:
 
 
 def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "describe_worker_hardware", lambda device: workers(full("SYS"), (0,))[0])
+    monkeypatch.setattr(
+        hardware, "describe_worker_gpu_and_links", lambda device: workers(full("SYS"), (0,))[0]
+    )
     assert verify_machine_and_collect_facts(config(where="virtual"), GPU, SILENT)["checked"] == ["gpu"]
     with pytest.raises(MachineMismatch, match="gpu=h200 was asked for, but gpu33 has NVIDIA A100"):
         verify_machine_and_collect_facts(config(where="virtual", gpu="h200"), GPU, SILENT)
@@ -167,7 +169,7 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
-    seen = hardware.describe_worker_hardware(GPU)
+    seen = hardware.describe_worker_gpu_and_links(GPU)
     assert (seen.bus, seen.nvlinks, seen.peers) == (bus(2), [14.0] * 18, {bus(1): True})
     assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
 
@@ -175,6 +177,6 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_what_the_driver_says() -> None:
-    seen, node = hardware.describe_worker_hardware(GPU), gpus.gpus_by_bus_id()
+    seen, node = hardware.describe_worker_gpu_and_links(GPU), gpus.gpus_by_bus_id()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver

@@ -98,7 +98,7 @@ def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
         config = compose.resolve(["task=vector", "train.validate=never", "workers=3", *cluster])
         for rank in range(3):
             for noted in ({"relay_cpus": [2, 5]}, {}):
-                hardware.pin_cores_and_set_nccl_variables(
+                hardware.pin_if_emulated_and_set_nccl_defaults(
                     config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted
                 )
     assert taken == [[0, 1], [0, 1, 2], [0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]

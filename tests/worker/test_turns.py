@@ -43,7 +43,7 @@ def check_whole(attempt: Attempt) -> None:
         assert warm_steps(frames, key).step_count == 3 * 2
     ratio = there(step_time_ratio(frames, [topk], [dense]))
     assert (ratio.n, ratio.sample_kind) == (3, "blocks")
-    assert ratio.relative_half_width <= ended["half_width"] * (1 + 1e-6)
+    assert ratio.half_width_on_log_scale <= ended["half_width"] * (1 + 1e-6)
     validating = frames.steps[frames.steps["validate_s"].notna()]
     assert {*zip(validating["key"], validating["rank"], strict=True)} == {(published, 0)}
     assert set(frames.epochs["key"]) == {published}
@@ -64,7 +64,7 @@ def test_what_is_stopped_between_two_turns_is_no_record_and_begins_again(
         carry_out(told, attempt, tmp_path / "start", StopAt(6))
     assert attempt.state == "preempted"
     assert not attempt.is_valid()
-    assert not attempt.newest_whole_checkpoint_step()
+    assert not attempt.newest_whole_checkpoint_step_or_zero()
     assert 0 < len(recorded(attempt, 0)) < 3 * STEPS
     carry_out(told, attempt, tmp_path / "start")
     check_whole(attempt)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sparsify
-from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, files_of
+from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, find_method_files
 from experiments.training.task import patch_optimizers_to_skip_compiler
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
@@ -165,13 +165,13 @@ def train_as_process(method: Any, folder: str, rank: str) -> list[str]:
     return digests
 
 
-def run_training_process(
+def train_and_write_digests(
     settings: dict[str, Any], train: Callable[..., list[str]], name: str, folder: str, *more: str
 ) -> None:
     """Train in this process; write what it says into FOLDER/NAME.said, and its digests into FOLDER/NAME."""
     with open(f"{folder}/{name}.said", "w", buffering=1) as said:
         os.dup2(said.fileno(), 2)
-    forbid_reaching_out({*map(str, files_of(settings["method"]))})
+    forbid_reaching_out({*map(str, find_method_files(settings["method"]))})
     method = METHODS.build(settings["method"], settings["values"])
     Path(folder, name).write_text(json.dumps(train(method, folder, *more)))
 
@@ -184,7 +184,7 @@ def main(declared: str, folder: str) -> None:
 
     def start(train: Callable[..., list[str]], name: str, *more: str) -> Any:
         process = fork.Process(
-            target=run_training_process, args=(settings, train, name, folder, *more), name=name
+            target=train_and_write_digests, args=(settings, train, name, folder, *more), name=name
         )
         process.start()
         return process

@@ -25,24 +25,24 @@ from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import laws
 from experiments.figures.benchmark.entering import (
-    Entering,
-    Unfair,
+    EntryInProgress,
+    UnfairEntryError,
     check_bytes,
-    keys_of,
-    last_losses,
-    resolved,
-    statement,
+    last_validation_loss_by_key,
+    make_statement,
+    resolve_tier_run,
+    statement_run_keys,
 )
 from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
-    entry,
-    rate_of,
-    shipped,
-    trajectories,
-    turn,
+    find_or_make_entrant,
+    shipped_entrants_by_name,
+    training_runs,
+    trial_lr,
+    turn_settings,
 )
-from experiments.figures.benchmark.rules import Tier, digest, launch, rules
+from experiments.figures.benchmark.rules import Tier, launch_settings, rules, rules_digest
 from sparsify.core.spec import BrokenFile
 
 CarryOut = Callable[[Sequence[Config]], None]
@@ -53,92 +53,111 @@ NEAR_AT_FIRST, GROWTH, NEAR = 2e-3, 3, 0.05
 TOGETHER = 2  # epochs that processes make as well
 
 
-class Line(NamedTuple):
+class CheckLine(NamedTuple):
     """Line on a check, with its outcome."""
 
     text: str
     is_fault: bool = False
 
 
-def check(path: Path, folders: ResultFolders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
+def check_entry_file(
+    path: Path, folders: ResultFolders, draw: int | None, carry_out: CarryOut
+) -> Iterator[CheckLine]:
     """Yield every check, in the order of their cost; end with the first kind that finds faults."""
     try:
         entered = read_entry(path)
     except DamagedFileError as damage:
-        yield Line(str(damage), True)
+        yield CheckLine(str(damage), True)
         return
-    said = entered.statement
-    yield Line(f"{said.name}, tier {said.tier}, version {said.version}: tables are what its digests say")
-    for part in (_of_rules, _of_tuning, _of_bytes, _of_laws):
+    statement = entered.statement
+    yield CheckLine(
+        f"{statement.name}, tier {statement.tier}, version {statement.version}: "
+        "tables are what its digests say"
+    )
+    for part in (_check_rules, _check_tuning, _check_sent_bytes, _check_laws):
         try:
             lines = [*part(entered, folders)]
         except (LookupError, TypeError, AttributeError, ValueError) as error:  # of what a file may say
-            lines = [Line(f"it is damaged: {type(error).__name__}: {error}", True)]
+            lines = [CheckLine(f"it is damaged: {type(error).__name__}: {error}", True)]
         yield from lines
         if any(line.is_fault for line in lines):
             return
-    yield from _again(entered, folders, draw, carry_out)
+    yield from _train_again_and_compare(entered, folders, draw, carry_out)
 
 
-def entry_of(said: EntryStatement) -> Entrant:
+def entrant_of_statement(statement: EntryStatement) -> Entrant:
     """Return the entry that a statement is of."""
-    return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
+    return Entrant(
+        statement.name,
+        statement.settings,
+        statement.about,
+        statement.search,
+        statement.on,
+        statement.timed,
+        statement.claims,
+    )
 
 
-def _of_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[Line]:
+def _check_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[CheckLine]:
     """Check that every run is one that the rules ask for, and none is missing or twice."""
-    said, frames = entered.statement, entered.frames
+    statement, frames = entered.statement, entered.frames
     try:
-        tier = rules().tier(said.tier)
+        tier = rules().parse_tier(statement.tier)
     except ValueError as error:
-        yield Line(str(error), True)
+        yield CheckLine(str(error), True)
         return
-    if said.version != rules().version or said.rules != digest(said.tier):
-        yield Line(f"it is of other rules than these (version {said.version}): enter it again", True)
+    if statement.version != rules().version or statement.rules != rules_digest(statement.tier):
+        yield CheckLine(
+            f"it is of other rules than these (version {statement.version}): enter it again", True
+        )
         return
-    own = entry_of(said)
-    if said.method != said.settings.get("method") or {*said.tasks} != {*tier.tasks}:
-        yield Line("it is of another method, or of other tasks, than it says", True)
+    own = entrant_of_statement(statement)
+    if statement.method != statement.settings.get("method") or {*statement.tasks} != {*tier.tasks}:
+        yield CheckLine("it is of another method, or of other tasks, than it says", True)
         return
-    if why := _other_entry(said, own):
-        yield Line(why, True)
+    if why := _find_difference_from_entry(statement, own):
+        yield CheckLine(why, True)
         return
-    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
-    entering = Entering(own, said.tier, folders)
-    expected = statement(entering, chosen, [*entering.whole(chosen).values()], [])
-    for name, task in said.tasks.items():
+    best_by_task = {
+        name: BestSettings(task.lr, dict(task.searched)) for name, task in statement.tasks.items()
+    }
+    entering = EntryInProgress(own, statement.tier, folders)
+    expected = make_statement(
+        entering, best_by_task, [*entering.wall_clock_configs(best_by_task).values()], []
+    )
+    for name, task in statement.tasks.items():
         wanted = expected.tasks[name]
         stated, asked = ([_plain(each) for each in (of.trials, of.trainings)] for of in (task, wanted))
         if stated != asked:
-            yield Line(f"{name}: its trials or trainings are not those that the rules ask for", True)
+            yield CheckLine(f"{name}: its trials or trainings are not those that the rules ask for", True)
             return
-        if why := _launches(task, tier, own.name == BASELINE):
-            yield Line(f"{name}: {why}", True)
+        if why := _find_missing_of_launches(task, tier, own.name == BASELINE):
+            yield CheckLine(f"{name}: {why}", True)
             return
         if _plain(task.whole) != _plain(wanted.whole):
-            yield Line(f"{name}: its trainings in real time are not those that the rules ask for", True)
+            yield CheckLine(f"{name}: its trainings in real time are not those that the rules ask for", True)
             return
-    rows, keys = frames.runs.set_index("key"), {*keys_of(said)}
+    rows, keys = frames.runs.set_index("key"), {*statement_run_keys(statement)}
     if rows.index.has_duplicates or {*rows.index} != keys:
-        yield Line("its tables hold other runs than its statement", True)
+        yield CheckLine("its tables hold other runs than its statement", True)
         return
-    turns = dict(_turns(own, tier, said, chosen, rows))
+    turns = dict(_turns_by_launch_key(own, tier, statement, best_by_task, rows))
     wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
     if wrong:
-        yield Line(
+        yield CheckLine(
             f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True
         )
         return
     epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
     whole = epochs[LOSS_COLUMN].notna()
     if not (epochs["step"] == epochs["epoch"] * epochs["train.epoch_steps"])[whole].all():
-        yield Line("its curves have other steps than the rules'", True)
+        yield CheckLine("its curves have other steps than the rules'", True)
         return
     digests = {name: _digest_of(own_rows) for name, own_rows in rows.groupby("task.name")}
     if many := [name for name, found in digests.items() if len(found) > 1]:
-        yield Line(f"{many[0]} was trained on data of {len(digests[many[0]])} digests", True)
+        yield CheckLine(f"{many[0]} was trained on data of {len(digests[many[0]])} digests", True)
         return
-    yield Line(f"{len(keys)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
+    yield CheckLine(f"{len(keys)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
 
 
 def _plain(value: Any) -> Any:
@@ -146,22 +165,24 @@ def _plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _other_entry(said: EntryStatement, own: Entrant) -> str:
+def _find_difference_from_entry(statement: EntryStatement, own: Entrant) -> str:
     """Return how the statement differs from the entry of its name; empty where it does not."""
-    if said.name in shipped():
-        expected = shipped()[said.name]
+    if statement.name in shipped_entrants_by_name():
+        expected = shipped_entrants_by_name()[statement.name]
     else:
         try:
-            expected = entry(said.name, {"method": said.method, **said.settings})
+            expected = find_or_make_entrant(
+                statement.name, {"method": statement.method, **statement.settings}
+            )
         except (ValueError, BrokenFile) as error:
             return str(error)
     for part in ("settings", "search", "on", "timed", "claims"):
         if _plain(getattr(expected, part)) != _plain(getattr(own, part)):
-            return f"its {part} are not those of {said.name} here"
+            return f"its {part} are not those of {statement.name} here"
     return ""
 
 
-def _launches(task: EntryTaskStatement, tier: Tier, is_baseline: bool) -> str:
+def _find_missing_of_launches(task: EntryTaskStatement, tier: Tier, is_baseline: bool) -> str:
     """Return what is missing of the task's launches; empty where nothing is."""
     wanted = len(rules().launches)
     if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
@@ -186,28 +207,32 @@ def _digest_of(rows: pd.DataFrame) -> set[str]:
     return {*rows["provenance.data.digest"].dropna().astype(str)}
 
 
-def _turns(
-    own: Entrant, tier: Tier, said: EntryStatement, chosen: Mapping[str, BestSettings], rows: pd.DataFrame
+def _turns_by_launch_key(
+    own: Entrant,
+    tier: Tier,
+    statement: EntryStatement,
+    best_by_task: Mapping[str, BestSettings],
+    rows: pd.DataFrame,
 ) -> Iterator[tuple[str, Config]]:
     """Yield the key of each turn in a launch, the baseline's among them, and its config.
 
     Who else took turns is open, and another stands for them; and the baseline's rate is what its records say.
     """
-    base = shipped()[BASELINE]
-    other = shipped()[OTHER] if own.name == BASELINE else own
-    for name, task in said.tasks.items():
+    base = shipped_entrants_by_name()[BASELINE]
+    other = shipped_entrants_by_name()[OTHER] if own.name == BASELINE else own
+    for name, task in statement.tasks.items():
         theirs = [key for of_links in task.baseline.values() for keys in of_links.values() for key in keys]
         if not theirs:
             continue
         rate = json.loads(str(rows.loc[theirs[0], "config_json"]))["task"]["lr"]
-        best = {BASELINE: BestSettings(rate, {}), OTHER: BestSettings(rate, {}), own.name: chosen[name]}
-        turns = {each.name: turn(each, tier, name, best[each.name]) for each in (base, other, own)}
+        best = {BASELINE: BestSettings(rate, {}), OTHER: BestSettings(rate, {}), own.name: best_by_task[name]}
+        turns = {each.name: turn_settings(each, tier, name, best[each.name]) for each in (base, other, own)}
         for each_entry, by_workers in ((own, task.launches), (base, task.baseline)):
             for workers, of_links in by_workers.items():
                 for link, keys in of_links.items():
-                    shared = launch(tier, tier.tasks[name], workers, link)
+                    shared = launch_settings(tier, tier.tasks[name], workers, link)
                     for number, key in zip(rules().launches, keys, strict=False):
-                        config = resolved(Run({**shared, "seed": number}, turns), said.tier)
+                        config = resolve_tier_run(Run({**shared, "seed": number}, turns), statement.tier)
                         yield key, next(v.config for v in config.variants if v.name == each_entry.name)
 
 
@@ -221,30 +246,30 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
     return run_key(recorded) == (run_key(turns[key]) if "/" in key else key)
 
 
-def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
+def _check_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
     """Check that the best of the trials was chosen, and all seeds and launches are there."""
-    said, frames = entered.statement, entered.frames
-    own, tier = entry_of(said), rules().tier(said.tier)
-    last = last_losses(frames)
-    for name, task in said.tasks.items():
+    statement, frames = entered.statement, entered.frames
+    own, tier = entrant_of_statement(statement), rules().parse_tier(statement.tier)
+    last = last_validation_loss_by_key(frames)
+    for name, task in statement.tasks.items():
         losses = [float(last.get(tried.key, np.nan)) for tried in task.trials]
         if len(losses) != rules().trials.number or np.isnan(losses).all():
-            yield Line(
+            yield CheckLine(
                 f"{name}: {len(losses)} trials, of which the rules ask for {rules().trials.number}", True
             )
             return
         best = task.trials[int(np.nanargmin(losses))]
-        rate = rate_of(own, name, tier.tasks[name], best.rate)
+        rate = trial_lr(own, name, tier.tasks[name], best.lr_factor)
         if not np.isclose(rate, task.lr) or dict(best.searched) != dict(task.searched):
-            yield Line(f"{name}: what was trained is not the best of its trials (lr={rate:g})", True)
+            yield CheckLine(f"{name}: what was trained is not the best of its trials (lr={rate:g})", True)
             return
-        if short := _short(task, frames):
-            yield Line(f"{name}: {short}", True)
+        if short := _find_missing_of_curves(task, frames):
+            yield CheckLine(f"{name}: {short}", True)
             return
-    yield Line(f"each task has {rules().trials.number} trials, and the best of them was trained")
+    yield CheckLine(f"each task has {rules().trials.number} trials, and the best of them was trained")
 
 
-def _short(task: EntryTaskStatement, frames: Frames) -> str:
+def _find_missing_of_curves(task: EntryTaskStatement, frames: Frames) -> str:
     """Return what is missing of the curves; empty where nothing is."""
     validated = frames.epochs.groupby("key")["epoch"].count()
     wanted, ended = rules().steps // rules().epoch_steps, frames.runs.set_index("key").get("diverged")
@@ -256,61 +281,63 @@ def _short(task: EntryTaskStatement, frames: Frames) -> str:
     return ""
 
 
-def _of_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
+def _check_sent_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
     """Check that interfaces sent what the meter counted, and headers."""
-    said, workers = entered.statement, dict[str, int]()
-    for task in said.tasks.values():
+    statement, workers = entered.statement, dict[str, int]()
+    for task in statement.tasks.values():
         for size, of_links in task.launches.items():
             workers |= {key: size for keys in of_links.values() for key in keys}
-    if not rules().tier(said.tier).is_emulated:
-        yield Line("links are no emulated ones: bytes rest on what the communicator counted")
+    if not rules().parse_tier(statement.tier).is_emulated:
+        yield CheckLine("links are no emulated ones: bytes rest on what the communicator counted")
         return
     try:
         check_bytes(entered.frames, workers)
-    except Unfair as unfair:
-        yield Line(str(unfair), True)
+    except UnfairEntryError as unfair:
+        yield CheckLine(str(unfair), True)
         return
-    yield Line(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
+    yield CheckLine(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
 
 
-def _of_laws(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
+def _check_laws(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
     """Check that the method is here, as it was entered, and its laws hold."""
-    said = entered.statement
-    if not laws.is_code_of_today(said.method, said.code):
-        here = laws.code_of(said.method)
-        yield Line(
-            f"the file of {said.method} is {'another one' if here else 'not'} here: put what the entry "
+    statement = entered.statement
+    if not laws.is_todays_method_code(statement.method, statement.code):
+        here = laws.read_method_code(statement.method)
+        yield CheckLine(
+            f"the file of {statement.method} is {'another one' if here else 'not'} here: put what the entry "
             "carries (`code` in entry.json, with what it imports beside it) into "
-            f"{laws.FOLDER}/{said.method}.py, read it, and check again", True,
+            f"{laws.FOLDER}/{statement.method}.py, read it, and check again", True,
         )  # fmt: skip
         return
     try:
-        found = laws.check_laws(entry_of(said), lambda _: None)
-    except (laws.Broken, BrokenFile) as broken:
-        yield Line(str(broken), True)
+        found = laws.check_laws(entrant_of_statement(statement), lambda _: None)
+    except (laws.BrokenLawError, BrokenFile) as broken:
+        yield CheckLine(str(broken), True)
         return
-    stated, broken_now = ({law.name for law in which if not law.holds} for which in (said.laws, found))
+    stated, broken_now = ({law.name for law in which if not law.holds} for which in (statement.laws, found))
     if stated != broken_now:
-        yield Line(f"it names other broken laws ({', '.join(stated) or 'none'}) than were found", True)
+        yield CheckLine(f"it names other broken laws ({', '.join(stated) or 'none'}) than were found", True)
         return
-    yield Line(f"{len(found)} laws, {len(broken_now)} of them excused")
+    yield CheckLine(f"{len(found)} laws, {len(broken_now)} of them excused")
 
 
-def _again(
+def _train_again_and_compare(
     entered: EntryFile, folders: ResultFolders, draw: int | None, carry_out: CarryOut
-) -> Iterator[Line]:
+) -> Iterator[CheckLine]:
     """Repeat a training that is drawn: the curve must be the same but for rounding.
 
     Then repeat its first epochs by processes, which share no memory.
     """
-    said = entered.statement
+    statement = entered.statement
     number = draw if draw is not None else time.time_ns()
-    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
-    runs = trajectories(entry_of(said), rules().tier(said.tier), chosen)
+    best_by_task = {
+        name: BestSettings(task.lr, dict(task.searched)) for name, task in statement.tasks.items()
+    }
+    runs = training_runs(entrant_of_statement(statement), rules().parse_tier(statement.tier), best_by_task)
     run = random.Random(number).choice(runs)
-    config = resolved(run, said.tier)
+    config = resolve_tier_run(run, statement.tier)
     steps = TOGETHER * (config.train.epoch_steps or 1)
-    apart = resolved(Run({**run.settings, "cluster": "local", "train.steps": steps}), said.tier)
+    apart = resolve_tier_run(Run({**run.settings, "cluster": "local", "train.steps": steps}), statement.tier)
     what = f"drawn by {number}: {config.task.name}, {config.workers} workers, seed {config.seed}"
     for again, how in ((config, "came out"), (apart, "by processes came out")):
         carry_out([again])
@@ -319,15 +346,15 @@ def _again(
         )
         here, there = _curve(frames, run_key(again)), _curve(entered.frames, run_key(config))
         there = there.iloc[: len(here)] if again is apart else there
-        off = _apart(here, there)
+        off = _share_apart(here, there)
         if off > 0:
-            yield Line(f"{what}, {how} otherwise here, up to {100 * off:.2g} % apart", True)
+            yield CheckLine(f"{what}, {how} otherwise here, up to {100 * off:.2g} % apart", True)
             return
         same = "to the bit" if here.equals(there) else "but for rounding"
-        yield Line(f"{what}, {how} again {same}, {len(here)} validations")
+        yield CheckLine(f"{what}, {how} again {same}, {len(here)} validations")
 
 
-def _apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
+def _share_apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
     """By which share two curves are further apart than they may be; 0 where they are not."""
     if len(here) != len(there) or not np.array_equal(here["step"], there["step"]):
         return np.inf

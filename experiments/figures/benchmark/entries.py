@@ -14,7 +14,15 @@ from msgspec import Struct, convert, yaml
 
 from analysis.benchmark.statement import NAME_PATTERN
 from experiments.config.run import Run, RunSettings
-from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, over, rules, training
+from experiments.figures.benchmark.rules import (
+    FrozenTask,
+    Tier,
+    WallClockTrainingRule,
+    launch_settings,
+    link_settings,
+    rules,
+    training_settings,
+)
 from sparsify import ranges
 from sparsify.core.spec import REQUIRED, read_constant
 from sparsify.methods import REGISTRY as METHODS
@@ -47,19 +55,19 @@ class Trial(NamedTuple):
     """Training on which an entry is tuned."""
 
     task: str
-    rate: float  # times the task's
+    lr_factor: float  # times the task's learning rate
     searched: RunSettings
     run: Run
 
 
 @cache
-def shipped() -> dict[str, Entrant]:
+def shipped_entrants_by_name() -> dict[str, Entrant]:
     """Return the entries of the repository, by name."""
     found = yaml.decode(FILE.read_bytes())
     return {name: convert({"name": name, **own}, Entrant) for name, own in found.items()}
 
 
-def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
+def find_or_make_entrant(name: str, fixed: RunSettings | None = None) -> Entrant:
     """Return the entry of this name: the repository's, or a method as its file has it.
 
     Args:
@@ -71,16 +79,16 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
             rules.
     """
     fixed = fixed or {}
-    if name in shipped() and not fixed:
-        return shipped()[name]
-    if name in shipped():
+    if name in shipped_entrants_by_name() and not fixed:
+        return shipped_entrants_by_name()[name]
+    if name in shipped_entrants_by_name():
         raise ValueError(
             f"{name} is an entry of the repository, with settings of its own: give yours another name, as in "
-            f"`enter {name}-mine method={shipped()[name].method} ...`"
+            f"`enter {name}-mine method={shipped_entrants_by_name()[name].method} ...`"
         )
     method = str(fixed.get("method", name))
     if method not in METHODS.names():
-        known = sorted({*shipped(), *METHODS.names()})
+        known = sorted({*shipped_entrants_by_name(), *METHODS.names()})
         raise ValueError(ranges.describe_unknown("entry or method", method, known))
     if strangers := [key for key in fixed if key != "method" and not key.startswith("method.")]:
         raise ValueError(
@@ -152,23 +160,23 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 
-def base_rate(entry: Entrant, name: str, task: FrozenTask) -> float:
+def base_lr(entry: Entrant, name: str, task: FrozenTask) -> float:
     """Return the learning rate that those of the trials are multiples of."""
     return float(entry.on.get(name, {}).get("task.lr", task.lr))
 
 
-def rate_of(entry: Entrant, name: str, task: FrozenTask, rate: float) -> float:
+def trial_lr(entry: Entrant, name: str, task: FrozenTask, lr_factor: float) -> float:
     """Return the learning rate of a trial."""
-    return float(f"{base_rate(entry, name, task) * rate:.6g}")
+    return float(f"{base_lr(entry, name, task) * lr_factor:.6g}")
 
 
-def own_settings(entry: Entrant, name: str) -> RunSettings:
-    """Return an entry's settings on a task, without the rate."""
+def entrant_settings_without_lr(entry: Entrant, name: str) -> RunSettings:
+    """Return an entry's settings on a task, without the learning rate."""
     both = {**entry.settings, **entry.on.get(name, {})}
     return {key: value for key, value in both.items() if key != "task.lr"}
 
 
-def trials(entry: Entrant, tier: Tier) -> list[Trial]:
+def plan_trials(entry: Entrant, tier: Tier) -> list[Trial]:
     """Return all trials: on each task each rate once, with values drawn from the space.
 
     The first has what is default. What is drawn follows from the version, the entry's name and the task.
@@ -184,14 +192,14 @@ def _trials_on(entry: Entrant, tier: Tier, name: str, task: FrozenTask) -> Itera
     order = [points[0]]
     while len(order) < how.number:
         order += drawn.sample(points, len(points))
-    shared = {**training(tier, task, how.workers), **own_settings(entry, name)}
-    for rate, point in islice(zip(rules().rates, order, strict=False), how.number):
+    shared = {**training_settings(tier, task, how.workers), **entrant_settings_without_lr(entry, name)}
+    for lr_factor, point in islice(zip(rules().rates, order, strict=False), how.number):
         values: RunSettings = {f"method.{key}": value for key, value in point.items()}
         tuned = {
             "train.held_out": task.held_out, "seed": how.seed,
-            "task.lr": rate_of(entry, name, task, rate),
+            "task.lr": trial_lr(entry, name, task, lr_factor),
         }  # fmt: skip
-        yield Trial(name, rate, values, Run({**shared, **values, **tuned}))
+        yield Trial(name, lr_factor, values, Run({**shared, **values, **tuned}))
 
 
 class BestSettings(NamedTuple):
@@ -201,10 +209,10 @@ class BestSettings(NamedTuple):
     searched: RunSettings
 
 
-def trajectories(entry: Entrant, tier: Tier, chosen: Mapping[str, BestSettings]) -> list[Run]:
+def training_runs(entry: Entrant, tier: Tier, best_by_task: Mapping[str, BestSettings]) -> list[Run]:
     """Return the trainings that count: all of a seed before the next seed."""
     return [
-        Run({**_of_task(entry, tier, name, workers, chosen[name]), "seed": seed})
+        Run({**_of_task(entry, tier, name, workers, best_by_task[name]), "seed": seed})
         for seed in rules().seeds
         for name in tier.tasks
         for workers in tier.workers
@@ -212,28 +220,31 @@ def trajectories(entry: Entrant, tier: Tier, chosen: Mapping[str, BestSettings])
 
 
 def _of_task(entry: Entrant, tier: Tier, name: str, workers: int, best: BestSettings) -> RunSettings:
-    shared = {**training(tier, tier.tasks[name], workers), **own_settings(entry, name)}
+    shared = {
+        **training_settings(tier, tier.tasks[name], workers),
+        **entrant_settings_without_lr(entry, name),
+    }
     return {**shared, **best.searched, "task.lr": best.lr}
 
 
-def wholes(entry: Entrant, tier: Tier) -> list[Whole]:
-    """Its trainings in real time; none where links are simulated, or a cluster's."""
+def wall_clock_trainings(entry: Entrant, tier: Tier) -> list[WallClockTrainingRule]:
+    """Return the entry's trainings in real time; none where links are simulated, or a cluster's."""
     return [
         one for one in rules().whole
         if one.entry == entry.name and one.task in tier.tasks and one.link in tier.links and tier.is_emulated
     ]  # fmt: skip
 
 
-def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
+def wall_clock_run(entry: Entrant, tier: Tier, rule: WallClockTrainingRule, best: BestSettings) -> Run:
     """Return a training in real time: processes that the link joins."""
-    settings = _of_task(entry, tier, one.task, one.workers, best)
-    where = {"cluster": "netns", "launch.on_mismatch": "label", **over(tier, one.link)}
+    settings = _of_task(entry, tier, rule.task, rule.workers, best)
+    where = {"cluster": "netns", "launch.on_mismatch": "label", **link_settings(tier, rule.link)}
     extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
     return Run({**settings, **entry.timed, **where, **extra, "seed": rules().seeds[0]})
 
 
-def launches(
-    entries: Sequence[Entrant], tier: Tier, chosen: Mapping[str, Mapping[str, BestSettings]]
+def launch_runs(
+    entries: Sequence[Entrant], tier: Tier, best_by_entry_and_task: Mapping[str, Mapping[str, BestSettings]]
 ) -> list[Run]:
     """Return the launches where the entries take turns, the baseline first.
 
@@ -241,8 +252,11 @@ def launches(
     """
     return [
         Run(
-            {**launch(tier, task, workers, link), "seed": number},
-            {each.name: turn(each, tier, name, chosen[each.name][name]) for each in entries},
+            {**launch_settings(tier, task, workers, link), "seed": number},
+            {
+                each.name: turn_settings(each, tier, name, best_by_entry_and_task[each.name][name])
+                for each in entries
+            },
         )
         for number in rules().launches
         for name, task in tier.tasks.items()
@@ -251,9 +265,12 @@ def launches(
     ]
 
 
-def turn(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettings:
-    """In what an entry differs from the others. Virtual workers of one GPU overlap nothing."""
-    own = {**own_settings(entry, name), **best.searched, "task.lr": best.lr, **entry.timed}
+def turn_settings(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettings:
+    """Return the settings in which an entry differs from the others.
+
+    Virtual workers of one GPU overlap nothing.
+    """
+    own = {**entrant_settings_without_lr(entry, name), **best.searched, "task.lr": best.lr, **entry.timed}
     if tier.is_virtual:
         own.pop("overlap", None)
     return own

@@ -65,7 +65,7 @@ class Law(Struct, frozen=True):
     why: str = ""  # it does not, or is excused
 
 
-class Broken(ValueError):
+class BrokenLawError(ValueError):
     """An entry breaks a law that it does not name."""
 
 
@@ -77,22 +77,22 @@ class Probe(NamedTuple):
 
 
 def check_laws(entry: Entrant, say: Callable[[str], None]) -> list[Law]:
-    """All laws of an entry, those that it is excused from among them.
+    """Return all laws of an entry, those that it is excused from among them.
 
     Raises:
-        Broken: one that it is not excused from, with what to do.
+        BrokenLawError: one that it is not excused from, with what to do.
     """
     say(f"{entry.name}: the laws of {entry.method}, the suite's and those of processes of their own")
     found = list[Law]()
     for part in (_static, _apart, _suite):  # what is quick first
         found += part(entry)
         if broken := [law for law in found if not law.holds]:
-            raise Broken(_sentence(entry, broken))
-    excused = METHODS.build(entry.method, values(entry)).broken_laws()
+            raise BrokenLawError(_sentence(entry, broken))
+    excused = METHODS.build(entry.method, method_values(entry)).broken_laws()
     return [*found, *(Law(name, False, why) for name, why in excused.items())]
 
 
-def values(entry: Entrant) -> dict[str, Any]:
+def method_values(entry: Entrant) -> dict[str, Any]:
     """Return the method's values, with the defaults of what is searched."""
     fixed = {key[7:]: value for key, value in entry.settings.items() if key.startswith("method.")}
     return {**{name: tried[0] for name, tried in entry.search.items()}, **fixed}
@@ -103,7 +103,7 @@ def _sentence(entry: Entrant, broken: list[Law]) -> str:
     return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
 
 
-def files_of(method: str) -> list[Path]:
+def find_method_files(method: str) -> list[Path]:
     """Return a method's file, those beside it that it imports, and what they import in turn.
 
     Return none for a method that is no file there.
@@ -125,19 +125,19 @@ def files_of(method: str) -> list[Path]:
     return found
 
 
-def code_of(method: str) -> str:
+def read_method_code(method: str) -> str:
     """Return the text of a method's files, the method's own first."""
-    own, beside = files_of(method)[:1], sorted(files_of(method)[1:])
+    own, beside = find_method_files(method)[:1], sorted(find_method_files(method)[1:])
     more = (f"\n\n# --- {path.name}\n{path.read_text()}" for path in beside)
     return "".join((*(path.read_text() for path in own), *more))
 
 
-def is_code_of_today(method: str, code: str) -> bool:
+def is_todays_method_code(method: str, code: str) -> bool:
     """Return whether a text that an entry carries is the method's text of today.
 
     So is an earlier text that `rewritten.yaml` lists: names and comments changed, the results did not.
     """
-    today = code_of(method)
+    today = read_method_code(method)
     return bool(today) and (code == today or _rewritten().get(digest_text(code)) == digest_text(today))
 
 
@@ -154,11 +154,11 @@ def _rewritten() -> dict[str, str]:
 
 def _static(entry: Entrant) -> Iterator[Law]:
     """Check that the method's files use nothing but what they may, as far as their text shows it."""
-    found = [fault for path in files_of(entry.method) for fault in faults(path)]
+    found = [fault for path in find_method_files(entry.method) for fault in find_forbidden_uses(path)]
     yield Law("nothing but what it is handed", not found, "; ".join(found))
 
 
-def faults(path: Path) -> Iterator[str]:
+def find_forbidden_uses(path: Path) -> Iterator[str]:
     """Yield the uses in a method's file that are not for methods, with their lines."""
     tree = ast.parse(path.read_text())
     imported = {
@@ -177,12 +177,12 @@ def faults(path: Path) -> Iterator[str]:
             yield f"{path.name}, line {node.lineno}: {node.id} is no part of a method"
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for each in targets:
-                if isinstance(each, ast.Attribute) and _root(each) in imported:
-                    yield f"{path.name}, line {node.lineno}: {ast.unparse(each)} is not a method's to change"
+            for lhs in targets:
+                if isinstance(lhs, ast.Attribute) and _root(lhs) in imported:
+                    yield f"{path.name}, line {node.lineno}: {ast.unparse(lhs)} is not a method's to change"
         for name in names:
             top, _, rest = name.replace("np.", "numpy.", 1).partition(".")
-            if top not in IMPORTS or any(top == one and rest.startswith(part) for one, part in PARTS):
+            if top not in IMPORTS or any(top == module and rest.startswith(part) for module, part in PARTS):
                 yield f"{path.name}, line {getattr(node, 'lineno', 1)}: {name} is not for methods to use"
 
 
@@ -221,7 +221,7 @@ def _suite(entry: Entrant) -> Iterator[Law]:
 def _is_local(entry: Entrant) -> bool:
     from sparsify.local.strategy import LocalSteps  # torch comes with it
 
-    return isinstance(METHODS.build(entry.method, values(entry)), LocalSteps)
+    return isinstance(METHODS.build(entry.method, method_values(entry)), LocalSteps)
 
 
 def _apart(entry: Entrant) -> Iterator[Law]:
@@ -256,7 +256,7 @@ def _probes(entry: Entrant) -> list[Probe]:
     """Run the trainings of `_probe`: as a whole, its second half, and one of each process."""
     with tempfile.TemporaryDirectory() as folder:
         declared = Path(folder) / "entry.json"
-        declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))
+        declared.write_text(json.dumps({"method": entry.method, "values": method_values(entry)}))
         command = [sys.executable, "-m", "experiments.figures.benchmark._probe", str(declared), folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -66,7 +66,7 @@ class Tier(Struct, frozen=True):
         return OWN in self.links
 
 
-class Whole(Struct, frozen=True):
+class WallClockTrainingRule(Struct, frozen=True):
     """A training in real time as a whole."""
 
     entry: str
@@ -75,19 +75,19 @@ class Whole(Struct, frozen=True):
     link: str
 
 
-class Trials(Struct, frozen=True):
+class TrialRules(Struct, frozen=True):
     number: int
     workers: int
     seed: int
 
 
 class Rules(Struct, frozen=True):
-    """A version."""
+    """A version of the benchmark's rules."""
 
     version: int
     steps: int
     epoch_steps: int
-    trials: Trials
+    trials: TrialRules
     seeds: Sequence[int]
     launches: Sequence[int]
     share: float
@@ -96,35 +96,35 @@ class Rules(Struct, frozen=True):
     every: int
     trained: Mapping[str, Any]
     timed: Mapping[str, Any]
-    whole: Sequence[Whole]
+    whole: Sequence[WallClockTrainingRule]
     tiers: Mapping[str, Tier]
 
-    def tier(self, name: str) -> Tier:
-        """Return a tier by its name; a tier that is timed on a cluster is `cluster@NAME`.
+    def parse_tier(self, tier_at_cluster: str) -> Tier:
+        """Return the tier of a word: a tier's name, or `cluster@NAME` for one that is timed on a cluster.
 
         Raises:
             ValueError: there is none, with those that there are; or a cluster is missing, or too much.
         """
-        base, _, cluster = name.partition(AT)
+        base, _, cluster = tier_at_cluster.partition(AT)
         if base not in self.tiers:
             raise ValueError(describe_unknown("tier of the benchmark", base, list(self.tiers)))
-        found = self.tiers[base]
-        if found.is_of_cluster and not cluster:
+        tier = self.tiers[base]
+        if tier.is_of_cluster and not cluster:
             raise ValueError(f"profile={base} is timed on a cluster's own link: name it, cluster=mine")
-        if cluster and not found.is_of_cluster:
+        if cluster and not tier.is_of_cluster:
             raise ValueError(
                 f"cluster={cluster}: tier {base} is timed on one machine; profile=cluster is for clusters"
             )
-        return replace(found, timed={**found.timed, "cluster": cluster}) if cluster else found
+        return replace(tier, timed={**tier.timed, "cluster": cluster}) if cluster else tier
 
 
 @cache
 def rules() -> Rules:
-    """Version 1."""
+    """Return the rules of version 1."""
     return convert(yaml.decode(FILE.read_bytes()), Rules)
 
 
-def digest(tier: str) -> str:
+def rules_digest(tier: str) -> str:
     """Return the SHA-256 of the rules of a tier, without its targets, which are its baseline's.
 
     Entries by other rules are not compared.
@@ -135,19 +135,19 @@ def digest(tier: str) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
+def training_settings(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
     """Return the settings of a training of this task, whoever enters."""
     shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
     return {**shared, "workers": workers, "train.validate_on": task.held_out}
 
 
-def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
+def launch_settings(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """Return the settings of a launch, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
-    return {**shared, **over(tier, link)}
+    return {**shared, **link_settings(tier, link)}
 
 
-def over(tier: Tier, link: str) -> RunSettings:
+def link_settings(tier: Tier, link: str) -> RunSettings:
     """Return the settings of a run that is timed over a link."""
     return {**tier.links[link], **({} if link == OWN else {"link": link})}
 
@@ -155,6 +155,6 @@ def over(tier: Tier, link: str) -> RunSettings:
 def floors_by_task(tier: str) -> dict[str, float]:
     """Return the losses that need no network, by task; tasks without one on record are left out."""
     floors: dict[str, float] = yaml.decode(FLOORS.read_bytes())
-    tasks = rules().tier(tier).tasks
+    tasks = rules().parse_tier(tier).tasks
     names = {name: task.settings["task"] for name, task in tasks.items()}
     return {name: floors[setting] for name, setting in names.items() if setting in floors}

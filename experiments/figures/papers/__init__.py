@@ -15,7 +15,7 @@
     words        item: its caption; item.part: other words on it, as a note below a table. A text, or several
                  that follow each other. What stands in braces is a fact of the item's, or a sentence on its
                  records (`analysis.pictures.captions.SENTENCES`)
-    items        item: labels, looks and methods that its file reads (`item_data`)
+    items        item: labels, looks and methods that its file reads (`item_settings`)
     rules        id: kind, tolerance and reason that several claims have (<<: *id)
     causes       what several claims follow from: their group (*id)
 
@@ -57,14 +57,14 @@ def paper_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def paper_bibtex(paper: str) -> str:
+def bibtex_or_empty(paper: str) -> str:
     """Return the paper's citation; empty for what is no paper."""
     return str(_content(paper).get("bibtex", "")) if paper in paper_names() else ""
 
 
-def citation_label(paper: str) -> str:
+def citation_label_or_empty(paper: str) -> str:
     """Return a paper's name in texts: 'Yoon and Oh 2022'; empty for what is no paper."""
-    bibtex = paper_bibtex(paper)
+    bibtex = bibtex_or_empty(paper)
     authors, year = (re.search(rf"{part} = \{{([^}}]*)", bibtex) for part in ("author", "year"))
     if authors is None:
         return ""
@@ -96,9 +96,9 @@ def statements_by_id() -> dict[str, Statement]:
     return {statement.id: statement for statement in sorted(statements, key=lambda other: other.number)}
 
 
-def published_value(name: str) -> Any:
+def published_value(dotted_name: str) -> Any:
     """Return the published number of this id; of several things a mapping: 'yoon2022.top1'."""
-    return _published_entry(name)[1]
+    return _published_entry(dotted_name)[1]
 
 
 def _published_entry(name: str) -> tuple[Mapping[str, Any], Any]:
@@ -121,16 +121,16 @@ def claim_fields_by_name(paper: str) -> Mapping[str, Mapping[str, Any]]:
     return claims
 
 
-def text_template(name: str) -> str:
+def text_template_or_empty(dotted_name: str) -> str:
     """Return the words of this name, 'yoon2022.fig4', braces and all; empty where its paper has none."""
-    paper, _, entry = name.partition(".")
+    paper, _, entry = dotted_name.partition(".")
     words = _content(paper).get("words", {}).get(entry, "") if paper in paper_names() else ""
     return words if isinstance(words, str) else " ".join(words)
 
 
-def item_data(name: str) -> Any:
-    """Return a paper's data on an item besides words: 'survey.methods'."""
-    paper, _, entry = name.partition(".")
+def item_settings(dotted_name: str) -> Any:
+    """Return what a paper's file holds for an item besides words, mostly settings: 'survey.methods'."""
+    paper, _, entry = dotted_name.partition(".")
     return _content(paper)["items"][entry]
 
 

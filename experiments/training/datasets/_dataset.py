@@ -88,9 +88,9 @@ class Dataset:
     def channels(self) -> int:
         return self.test.images.shape[3]
 
-    def read_images(self, images: Tensor) -> Tensor:
-        """(B, H, W, C) uint8, as they are evaluated, of what a split holds of them."""
-        return images
+    def load_uint8_images(self, images_or_numbers: Tensor) -> Tensor:
+        """Return (B, H, W, C) uint8 images, not normalized, of what a split holds of them."""
+        return images_or_numbers
 
     def augment(self, indices: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, H, W, C) images, cropped and flipped in one gather.

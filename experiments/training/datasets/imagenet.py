@@ -112,8 +112,8 @@ class ImageFileDataset(Dataset):
     def channels(self) -> int:
         return 3
 
-    def read_images(self, images: Tensor) -> Tensor:
-        return self._read(images, [resize_and_crop_center] * len(images))
+    def load_uint8_images(self, images_or_numbers: Tensor) -> Tensor:
+        return self._read(images_or_numbers, [resize_and_crop_center] * len(images_or_numbers))
 
     def augment(self, indices: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, 224, 224, 3). Whatever is in the files, as many numbers are drawn."""

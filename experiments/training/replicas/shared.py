@@ -43,8 +43,8 @@ class Replica:
         """
         step_at_rate(self.optimiser, rate)
 
-    def have_averages_agreed(self) -> bool:
-        """Tell whether the averages of all workers were the same in every step, as far as is known here."""
+    def has_seen_no_disagreement(self) -> bool:
+        """Return False if this worker saw averages differ between workers in some step; not collective."""
         return True  # each has parameters of its own, in which it would show
 
 
@@ -74,7 +74,7 @@ class SharedReplica(Replica):
         self.same = is_same if self.same is None else self.same & is_same
         self.comm.run_on_rank_0(lambda: step_at_rate(self.optimiser, rate))
 
-    def have_averages_agreed(self) -> bool:
+    def has_seen_no_disagreement(self) -> bool:
         return self.same is None or bool(self.same)
 
 

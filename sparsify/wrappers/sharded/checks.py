@@ -14,6 +14,18 @@ from sparsify.wrappers.checks import check_is_method, check_momentum_applied_onc
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
+class OptimizerGroup:
+    """The parameter groups of several optimizers that train one model together."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """All groups, which schedulers may have changed."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer whose steps hooks see, which Accelerate and Lightning hide in their own."""
     for name in ("optimizer", "_optimizer"):
@@ -68,7 +80,8 @@ def check_shard_arguments(
         if id(p) not in optimized_ids:
             raise ValueError(
                 f"{name} is not the optimizer's, with whose state its residual is saved; make one optimizer "
-                "of all that is trained, after fully_shard, which replaces the parameters"
+                "of all that is trained, after fully_shard, which replaces the parameters, or hand over "
+                "several: sparsify.shard(model, [muon, adamw], method)"
             )
     if isinstance(method, Dense):
         return

@@ -26,6 +26,7 @@ from sparsify.wrappers.handshake import (
 from sparsify.wrappers.overhead import AveragingOverheadMonitor
 from sparsify.wrappers.sharded.checks import (
     NamedParameters,
+    OptimizerGroup,
     check_is_unwrapped_optimizer,
     check_shard_arguments,
     reduce_scatter_of,
@@ -67,8 +68,9 @@ class ShardHook(HookBase):
     Args:
         model: all of it sharded by `fully_shard`, over a mesh of shards or of replicas and shards (HSDP).
             Replica 0's parameters and buffers are broadcast.
-        optimizer: of the model's parameters. It is stepped as ever, and its steps are counted. A GradScaler
-            that steps it is refused, if it was made before this, or the optimizer is fused.
+        optimizer: of the model's parameters; or several, which have all of them together, and of which the
+            first one's state has the residuals. They are stepped as ever, and steps are counted. A GradScaler
+            that steps one is refused, if it was made before this, or the optimizer is fused.
         method: with scope='layer', a size in MB (tensors that follow each other in a unit), or 'bucket'
             (a unit). dense takes units.
         replicas: the mesh, of one dimension, or the group, of the workers that have the same shard; by
@@ -93,7 +95,7 @@ class ShardHook(HookBase):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         method: Method,
         replicas: dist.ProcessGroup | DeviceMesh | None = None,
         seed: int = 0,
@@ -105,19 +107,24 @@ class ShardHook(HookBase):
         debug: bool = False,
     ) -> None:
         self.units = find_units(model)
-        optimizer = unwrap_optimizer(optimizer)
+        several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        optimizers = [unwrap_optimizer(part) for part in several]
+        together: Any = optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
         grid = make_grid(self.units, resolve_process_group(replicas))
         self._all_workers = grid.all_workers_comm()
         parameters = named_trained_parameters_of_units(self.units)
 
         def collect_facts() -> dict[str, Any]:
-            check_is_unwrapped_optimizer(optimizer)
-            check_shard_arguments(method, optimizer, parameters)
-            reduce_scatter_of(within)
+            for part in optimizers:
+                check_is_unwrapped_optimizer(part)
+            check_shard_arguments(method, together, parameters)
+            if reduce_scatter_of(within) is not None:
+                for unit in self.units:
+                    unit.check_reduce_scatter_is_torchs()
             unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
             options = wrapping_facts(
                 model,
-                optimizer,
+                together,
                 method,
                 within=repr_without_addresses(within),
                 seed=seed,
@@ -128,7 +135,7 @@ class ShardHook(HookBase):
             return {**options, **unit_facts}
 
         check_arguments_agree(self._all_workers, [local_shard(p) for _, p in parameters], collect_facts)
-        super().__init__(method, optimizer, grid.replica_comm, steps_per_epoch, None, check, debug)
+        super().__init__(method, together, grid.replica_comm, steps_per_epoch, None, check, debug)
         broadcast_first_replica(model, grid)
         buckets, self._buckets_by_unit = _make_unit_buckets(self.units, method)
         self.engine = Engine(method, buckets, grid.replica_comm, None, seed, select)
@@ -139,7 +146,7 @@ class ShardHook(HookBase):
         if self._all_workers.rank > 0:
             self._overhead.samples = None  # another worker logs
         self._state_extension = OptimizerStateExtension(
-            self, optimizer, dict(parameters), grid, self.check_between_steps
+            self, optimizers, dict(parameters), grid, self.check_between_steps
         )
         self.scatter = reduce_scatter_of(within)
         for index, unit in enumerate(self.units):
@@ -147,11 +154,9 @@ class ShardHook(HookBase):
             if self.scatter is not None:
                 unit.replace_reduce_scatter(self.scatter)
         self._unknown_scalers = find_scalers()
-        for handle in (
-            optimizer.register_step_pre_hook(weak_callback(self._check_before_step)),
-            optimizer.register_step_post_hook(weak_callback(self._end_step)),
-        ):
-            finalize(self, handle.remove)
+        for part in optimizers:
+            finalize(self, part.register_step_pre_hook(weak_callback(self._check_before_step)).remove)
+            finalize(self, part.register_step_post_hook(weak_callback(self._end_step)).remove)
 
     def _on_unit_gradient(self, index: int, grad: Tensor) -> None:
         """Average the gradients of a unit on this worker, (n,), in place, unless they only accumulate."""
@@ -179,10 +184,17 @@ class ShardHook(HookBase):
                 None,
                 error=NonFiniteShardError,
                 comm=self._all_workers,
+                unit=index,
             )
         numbers = self._buckets_by_unit[index]
         steps = [self._steps[number] for number in numbers]
+        # A residual is of averages, not of sums: the next step's divisor may be another.
+        divisor = 1.0 if isinstance(self.method, Dense) else self.units[index].find_late_divisor(grad.dtype)
+        if divisor != 1:
+            grad.div_(divisor)
         self._reports.append(self.engine.average(self.engine.bucket_gradients([grad], steps, numbers)))
+        if divisor != 1:
+            grad.mul_(divisor)
 
     def _begin_step(self) -> None:
         """Begin a step: check it, and set each bucket's density and learning rate."""
@@ -193,7 +205,7 @@ class ShardHook(HookBase):
         self.set_step_settings(self._parameters)
 
     def _end_step(self, *_: Any) -> None:
-        """Count and report a step that the optimizer has made.
+        """Count and report a step that the optimizer, or the first of several, has made.
 
         A step without gradients, as torch.distributed.checkpoint makes, does not count.
         """
@@ -216,7 +228,7 @@ class ShardHook(HookBase):
 
         Raises:
             ValueError: a parameter was frozen when the model was sharded and is trained now, or a unit has
-                another all-reduce hook.
+                another all-reduce hook or reduce-scatter.
         """
         for name, p in self._frozen:
             if p.requires_grad:
@@ -226,7 +238,7 @@ class ShardHook(HookBase):
                     "sparsify.shard"
                 )
         for unit in self.units:
-            unit.check_hook_not_replaced()
+            unit.check_hooks_not_replaced()
 
     def _check_before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse a GradScaler, which hides the scale, and skips steps that have been delivered."""

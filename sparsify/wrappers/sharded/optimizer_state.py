@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -41,18 +41,21 @@ class OptimizerStateExtension:
 
     Args:
         wrapper: whose engine's states are saved, with its epoch.
+        optimizers: of all parameters; the first one's state is extended.
         check_between_steps: refuses a call, given by its name, in the middle of a step.
     """
 
     def __init__(
         self,
         wrapper: WrapperBase,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, Parameter],
         grid: ShardGrid,
         check_between_steps: Callable[[str], None],
     ) -> None:
-        _check_no_sparsify_state_loaded(optimizer)
+        for part in optimizers:
+            _check_no_sparsify_state_loaded(part)
+        optimizer = optimizers[0]
         self.wrapper = wrapper
         self.optimizer = optimizer
         self.parameters = parameters
@@ -82,8 +85,8 @@ class OptimizerStateExtension:
         self.check_between_steps("state_dict()")
         engine = self.wrapper.engine
         number_by_id = {id(p): number for number, p in enumerate(parameters_of(self.optimizer))}
-        # The optimizer's number of each bucket's first parameter.
-        numbers = [number_by_id[id(self.parameters[bucket.names[0]])] for bucket in engine.buckets]
+        # The optimizer's number of each bucket's first parameter; 0 where another optimizer has that.
+        numbers = [number_by_id.get(id(self.parameters[bucket.names[0]]), 0) for bucket in engine.buckets]
         for number, bucket, state in zip(numbers, engine.buckets, engine.states, strict=True):
             parts = {
                 f"{KEY_PREFIX}{bucket.names[0]}{path}": part

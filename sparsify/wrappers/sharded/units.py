@@ -40,6 +40,7 @@ class ShardedUnit:
     shapes: list[tuple[int, ...]]  # of their shards, padded
     dtype: torch.dtype  # in which gradients are reduced
     hook: Callable[[Tensor], None] | None = None  # as set by this library
+    reduce_scatter: Any = None  # as set by this library
 
     @property
     def sizes(self) -> list[int]:
@@ -68,6 +69,21 @@ class ShardedUnit:
     def is_all_reduce_deferred(self) -> bool:
         """True in a backward pass under `set_requires_all_reduce(False)`."""
         return not self.group.all_reduce_grads
+
+    def find_late_divisor(self, dtype: torch.dtype) -> float:
+        """Return the number by which torch divides gradients of a type after the all-reduce hook, now."""
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+
+        group = self.group
+        _, divisor, *_ = _get_gradient_divide_factors(
+            self.shard_group,
+            None,
+            dtype,
+            group.device.type,
+            group.gradient_divide_factor,
+            group.force_sum_reduction_for_comms,
+        )
+        return divisor or 1.0
 
     def replace_all_reduce(self, average: Callable[[Tensor], None], num_replicas: int) -> None:
         """Let `average` change a shard's gradients in place of the unit's own all-reduce.
@@ -98,12 +114,17 @@ class ShardedUnit:
             fsdp_param._sharding_spec = _spec_without_replicas(fsdp_param._sharding_spec, shard_mesh)
             fsdp_param.sharded_param._spec = fsdp_param._sharding_spec
 
-    def check_hook_not_replaced(self) -> None:
-        """Refuse a unit whose all-reduce hook was replaced since.
+    def check_hooks_not_replaced(self) -> None:
+        """Refuse a unit whose all-reduce hook or reduce-scatter was replaced since.
 
         Raises:
-            ValueError: the unit has another hook.
+            ValueError: the unit has another hook, or another reduce-scatter than that of `within`.
         """
+        if self.reduce_scatter not in (None, self.group._reduce_scatter_comm):
+            raise ValueError(
+                f"{self.name} was given another reduce-scatter after sparsify.shard, in the place of that of "
+                "within=; leave one of them out"
+            )
         if getattr(self.group, HOOK) is not self.hook:
             raise ValueError(
                 f"{self.name} was given another all-reduce hook after sparsify.shard, so that its gradients "
@@ -147,9 +168,22 @@ class ShardedUnit:
                 "its own (fully_shard), or call sparsify.shard anew"
             )
 
+    def check_reduce_scatter_is_torchs(self) -> None:
+        """Refuse a unit with a reduce-scatter of the user's, which another one would replace.
+
+        Raises:
+            ValueError: the unit has such a reduce-scatter.
+        """
+        if not type(self.group._reduce_scatter_comm).__module__.startswith("torch."):
+            raise ValueError(
+                f"{self.name} has a reduce-scatter of its own (set_custom_reduce_scatter), and within= "
+                "would replace it; leave one of them out"
+            )
+
     def replace_reduce_scatter(self, scatter: Any) -> None:
         """Reduce within the shards by `scatter`, a ReduceScatter of `torch.distributed.fsdp`."""
-        self.module.set_custom_reduce_scatter(_ReduceScatterOutsideAutocast(scatter))
+        self.reduce_scatter = _ReduceScatterOutsideAutocast(scatter)
+        self.module.set_custom_reduce_scatter(self.reduce_scatter)
 
 
 class _ReduceScatterOutsideAutocast:

@@ -84,7 +84,9 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
         ([1, 1], [0, 4100], "the relay, not the link, was the bottleneck"),
     ):
         relay = {"relay.cpu_s": cpu_s, "relay.late": late, "relay.seconds": 72.0, "relay.packets": 40_000}
-        assert words in captions.emulated_links_remark(frames._replace(runs=frames.runs.assign(**relay)))
+        assert words in captions.emulated_link_measurements_remark(
+            frames._replace(runs=frames.runs.assign(**relay))
+        )
 
 
 def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:

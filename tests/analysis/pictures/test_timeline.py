@@ -21,7 +21,7 @@ def test_ranks_leave_the_first_wait_of_each_step_together_whatever_their_clocks_
         (1, "forward", 900.0, 0.3), (1, "wait", 900.3, 0.0), (1, "update", 900.3, 0.1),
     )  # fmt: skip
     later = spans((0, "forward", 6.0, 0.1), (1, "forward", 950.0, 0.3)).assign(step=8)
-    drawn = timeline.align_spans(pd.concat([step, later]))
+    drawn = timeline.spans_from_step_start_ms(pd.concat([step, later]))
     waits = drawn[drawn["phase"] == "wait"]
     assert (waits["start_ms"] + waits["took_ms"]).tolist() == pytest.approx([300.0, 300.0])
     for _, of_step in drawn.groupby("step"):
@@ -30,7 +30,7 @@ def test_ranks_leave_the_first_wait_of_each_step_together_whatever_their_clocks_
 
 
 def test_without_a_wait_on_every_rank_the_step_begins_together() -> None:
-    drawn = timeline.align_spans(
+    drawn = timeline.spans_from_step_start_ms(
         spans((0, "forward", 5.0, 0.1), (1, "forward", 9.0, 0.3), (0, "wait", 5.1, 0.2))
     )
     assert drawn.loc[drawn["phase"] == "forward", "start_ms"].tolist() == [0.0, 0.0]

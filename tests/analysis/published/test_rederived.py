@@ -36,7 +36,7 @@ def test_the_line_of_the_windows_is_that_of_least_squares(job: int) -> None:
     slope, intercept = np.polyfit(stalls, times, 1)
     without = validation_free_step_ms(job)
     assert (without.value, fit_job_stall_regression(job).slope.value) == pytest.approx((intercept, slope))
-    assert (without.n, without.sample_kind, without.has_enough_samples) == (138, "windows", True)
+    assert (without.n, without.sample_kind, without.can_support_verdict) == (138, "windows", True)
     # A stall lengthens its window by itself, and three windows have none.
     free_ms = validation_free_windows_ms(job)
     assert len(free_ms) == 3

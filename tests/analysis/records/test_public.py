@@ -19,7 +19,7 @@ OF_A_CLUSTER = """
 host: secret-n1.site.org
 image: {name: gpu, file: secret.sif, sha256: ab, folder: /home/secret}
 topology: GPU0 X secret0
-slurm: {SLURM_JOB_ID: 12secret, SLURM_JOB_PARTITION: secret, SLURM_NTASKS: "2"}
+slurm: {SLURM_JOB_ID: "12", SLURM_JOB_PARTITION: secret, SLURM_NTASKS: "2"}
 user: secret
 data: {name: CIFAR-10, digest: cd, folder: /scratch/secret}
 machine:

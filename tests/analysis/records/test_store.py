@@ -171,7 +171,7 @@ def test_what_others_put_beside_a_record_is_not_taken_for_ours(tmp_path: Path) -
     for name in ("checkpoints/.DS_Store", "checkpoints/notes/whole.json", "rank0 (copy).jsonl", ".DS_Store"):
         (attempt.path / name).parent.mkdir(exist_ok=True)
         (attempt.path / name).write_text("")
-    assert attempt.newest_whole_checkpoint_step() == 20
+    assert attempt.newest_whole_checkpoint_step_or_zero() == 20
     assert [path.name for path in attempt.find_rank_logs()] == ["rank0.jsonl", "rank1.jsonl"]
     attempt.check_logs_and_mark_whole(2, STEPS)
     assert attempt.is_valid()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.benchmark.cells import LOSS_COLUMN
-from experiments.figures.benchmark.checking import _apart
+from experiments.figures.benchmark.checking import _share_apart
 
 NUMBER = 20
 
@@ -22,6 +22,6 @@ def curve(off_at: int = 0, off: float = 0.0, sent: float = 1e6) -> pd.DataFrame:
 
 def test_roundings_may_grow_and_begin_small_and_other_bytes_and_steps_are_never_near() -> None:
     for at, off, is_near in ((0, 0.001, True), (0, 0.006, False), (4, 0.006, True), (19, 0.06, False)):
-        assert (_apart(curve(at, off), curve()) == 0) == is_near, (at, off)
+        assert (_share_apart(curve(at, off), curve()) == 0) == is_near, (at, off)
     for other in (curve(sent=1.2e6), curve().iloc[:-1]):
-        assert _apart(other, curve()) == np.inf
+        assert _share_apart(other, curve()) == np.inf

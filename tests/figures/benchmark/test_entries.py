@@ -17,15 +17,15 @@ from experiments.commands.enter import describe_cell
 from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import entries
-from experiments.figures.benchmark.entering import Entering, Unfair, resolved
+from experiments.figures.benchmark.entering import EntryInProgress, UnfairEntryError, resolve_tier_run
 from experiments.figures.benchmark.entries import (
     BASELINE,
     BestSettings,
-    entry,
-    launches,
-    shipped,
-    trajectories,
-    trials,
+    find_or_make_entrant,
+    launch_runs,
+    plan_trials,
+    shipped_entrants_by_name,
+    training_runs,
 )
 from experiments.figures.benchmark.rules import rules
 from experiments.tasks import REGISTRY as TASKS
@@ -33,15 +33,15 @@ from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.benchmark.cells import cell
 from tests.config.refusals import check_refusals, read_answers
 
-LAPTOP = rules().tier("laptop")
+LAPTOP = rules().parse_tier("laptop")
 
 
 def test_every_task_has_eight_trials_with_a_rate_each_and_values_of_the_space() -> None:
-    for own in shipped().values():
+    for own in shipped_entrants_by_name().values():
         for task in LAPTOP.tasks:
-            found = [trial for trial in trials(own, LAPTOP) if trial.task == task]
-            assert sorted(trial.rate for trial in found) == sorted(rules().rates)
-            assert found[0].rate == 1
+            found = [trial for trial in plan_trials(own, LAPTOP) if trial.task == task]
+            assert sorted(trial.lr_factor for trial in found) == sorted(rules().rates)
+            assert found[0].lr_factor == 1
             assert found[0].searched == {f"method.{key}": tried[0] for key, tried in own.search.items()}
             for key, tried in own.search.items():
                 counts = Counter(trial.searched[f"method.{key}"] for trial in found)
@@ -50,28 +50,28 @@ def test_every_task_has_eight_trials_with_a_rate_each_and_values_of_the_space() 
 
 def test_trials_are_drawn_by_version_name_and_task_alone() -> None:
     def drawn(name: str) -> list[object]:
-        own = msgspec.structs.replace(shipped()["diloco"], name=name)
-        return [trial.searched for trial in trials(own, LAPTOP)]
+        own = msgspec.structs.replace(shipped_entrants_by_name()["diloco"], name=name)
+        return [trial.searched for trial in plan_trials(own, LAPTOP)]
 
     assert drawn("diloco") == drawn("diloco") != drawn("another")
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name != BASELINE])
+@pytest.mark.parametrize("name", [name for name in shipped_entrants_by_name() if name != BASELINE])
 def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
-    own, base = shipped()[name], shipped()[BASELINE]
+    own, base = shipped_entrants_by_name()[name], shipped_entrants_by_name()[BASELINE]
     last = {f"method.{key}": tried[-1] for key, tried in own.search.items()}
     chosen = {task: BestSettings(known.lr, last) for task, known in LAPTOP.tasks.items()}
-    for config in (resolved(trial.run, "laptop") for trial in trials(own, LAPTOP)[::8]):
+    for config in (resolve_tier_run(trial.run, "laptop") for trial in plan_trials(own, LAPTOP)[::8]):
         assert (config.workers, config.seed) == (rules().trials.workers, rules().trials.seed)
         assert config.train.held_out
     trained = {}
-    for config in (resolved(run, "laptop") for run in trajectories(own, LAPTOP, chosen)[:6]):
+    for config in (resolve_tier_run(run, "laptop") for run in training_runs(own, LAPTOP, chosen)[:6]):
         assert not config.train.held_out
         assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
         trained[config.task.name, config.workers] = config.task.arguments
     plain = {task: BestSettings(1.0, {}) for task in LAPTOP.tasks}
-    for run in launches([base, own], LAPTOP, {BASELINE: plain, name: chosen})[:24:7]:
-        config = resolved(run, "laptop")
+    for run in launch_runs([base, own], LAPTOP, {BASELINE: plain, name: chosen})[:24:7]:
+        config = resolve_tier_run(run, "laptop")
         assert config.variants[0].name == BASELINE
         for each in config.variants:
             every = each.config.method.arguments.get("every", 1)
@@ -100,9 +100,9 @@ xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx method=topk -> can't be an entry's nam
 
 
 def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
-    own = entry("mine", {"method": "topk", "method.density": 0.05})
+    own = find_or_make_entrant("mine", {"method": "topk", "method.density": 0.05})
     assert (own.method, own.settings["method.density"]) == ("topk", 0.05)
-    check_refusals(REFUSED, act=lambda words: entry(words[0], Run.coerce(words[1:]).settings))
+    check_refusals(REFUSED, act=lambda words: find_or_make_entrant(words[0], Run.coerce(words[1:]).settings))
 
 
 def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,33 +117,33 @@ def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: 
     ):
         (tmp_path / "topk.py").write_text(f"{method}\n\n{entries.SEARCH} = {search}\n")
         with pytest.raises(ValueError, match=said):
-            entry("mine", {"method": "topk"})
+            find_or_make_entrant("mine", {"method": "topk"})
 
 
 @pytest.mark.parametrize(("tier", "where"), [("gpu", "virtual"), ("cluster@generic_slurm", "slurm")])
 def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str, where: str) -> None:
-    known = rules().tier(tier)
+    known = rules().parse_tier(tier)
     plain = {task: BestSettings(1.0, {}) for task in known.tasks}
-    base, own = shipped()[BASELINE], shipped()["topk"]
-    for run in [trials(own, known)[0].run, *trajectories(base, known, plain)[:6]]:
-        config = resolved(run, tier)
+    base, own = shipped_entrants_by_name()[BASELINE], shipped_entrants_by_name()["topk"]
+    for run in [plan_trials(own, known)[0].run, *training_runs(base, known, plain)[:6]]:
+        config = resolve_tier_run(run, tier)
         assert (config.device, config.profile) == ("cuda", "paper")
         assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
-    found = launches([base, own], known, {BASELINE: plain, "topk": plain})
+    found = launch_runs([base, own], known, {BASELINE: plain, "topk": plain})
     sides = (rules().launches, known.tasks, known.workers, known.links)
     assert len(found) == math.prod(map(len, sides))
-    assert {resolved(run, tier).cluster.where for run in found[::9]} == {where}
+    assert {resolve_tier_run(run, tier).cluster.where for run in found[::9]} == {where}
 
 
 def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
     with pytest.raises(ValueError, match="name it, cluster=mine"):
-        rules().tier("cluster")
+        rules().parse_tier("cluster")
     with pytest.raises(ValueError, match="tier laptop is timed on one machine"):
-        rules().tier("laptop@mine")
+        rules().parse_tier("laptop@mine")
 
 
 def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
-    entering = Entering(shipped()["topk"], "laptop", ResultFolders(tmp_path))
+    entering = EntryInProgress(shipped_entrants_by_name()["topk"], "laptop", ResultFolders(tmp_path))
     trial = entering.trials[0].run.settings
     for changed in (
         {},  # one of its trials
@@ -151,9 +151,11 @@ def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
         {"task.lr": 0.123, "method.density": 0.1},  # of another entry
         {"task.lr": 0.123},
     ):
-        attempt = entering.folders.store.create_attempt(entering.config(Run({**trial, **changed})))
+        attempt = entering.folders.store.create_attempt(entering.resolve_run(Run({**trial, **changed})))
         is_refused = [*changed] == ["task.lr"]
-        refusal = pytest.raises(Unfair, match="beyond its 8 trials") if is_refused else nullcontext()
+        refusal = (
+            pytest.raises(UnfairEntryError, match="beyond its 8 trials") if is_refused else nullcontext()
+        )
         with mock.patch.object(Store, "list_newest_valid_attempts", return_value=[attempt]), refusal:
             entering.check_trials()
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures.benchmark.laws import code_of, faults, files_of, is_code_of_today
+from experiments.figures.benchmark.laws import (
+    find_forbidden_uses,
+    find_method_files,
+    is_todays_method_code,
+    read_method_code,
+)
 from sparsify.methods import REGISTRY as METHODS
 from tests.figures.benchmark.conftest import Command
 
@@ -115,10 +120,10 @@ def refusal(name: str, files: dict[str, str], own_checkout: Path, command: Comma
 def test_a_cheat_is_seen_in_the_text_of_a_method(tmp_path: Path) -> None:
     path = tmp_path / "cheat.py"
     path.write_text(written("fair", "", FINE, "AllReduce()"))
-    assert [*faults(path)] == []
+    assert [*find_forbidden_uses(path)] == []
     for name, (imports, cheat, exchange, said) in BY_ITS_TEXT.items():
         path.write_text(written(name, imports, cheat, exchange))
-        (fault,) = faults(path)
+        (fault,) = find_forbidden_uses(path)
         assert said in fault
 
 
@@ -139,14 +144,14 @@ def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: 
 
 def test_the_files_of_a_method_are_those_that_it_imports() -> None:
     imported = {"muloco.py", "qgz.py", "_quantise.py"}
-    assert {path.name for path in files_of("muloco")} >= imported
-    assert "# --- _chunked.py" in code_of("demo")
-    assert is_code_of_today("demo", code_of("demo"))
-    assert not is_code_of_today("demo", f"{code_of('demo')}\n")
-    assert files_of("mymethod") == []
-    assert not is_code_of_today("mymethod", "")
+    assert {path.name for path in find_method_files("muloco")} >= imported
+    assert "# --- _chunked.py" in read_method_code("demo")
+    assert is_todays_method_code("demo", read_method_code("demo"))
+    assert not is_todays_method_code("demo", f"{read_method_code('demo')}\n")
+    assert find_method_files("mymethod") == []
+    assert not is_todays_method_code("mymethod", "")
 
 
 def test_no_method_of_the_repository_reaches_past_what_it_is_handed() -> None:
-    paths = {path for name in METHODS.names() for path in files_of(name)}
-    assert [fault for path in paths for fault in faults(path)] == []
+    paths = {path for name in METHODS.names() for path in find_method_files(name)}
+    assert [fault for path in paths for fault in find_forbidden_uses(path)] == []

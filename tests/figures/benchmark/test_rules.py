@@ -14,9 +14,9 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
     for tier in rules().tiers.values():
         assert {*tier.links} <= {OWN, *choices.option_names("link")}
     with pytest.raises(ValueError, match="did you mean 'laptop'"):
-        rules().tier("labtop")
+        rules().parse_tier("labtop")
 
 
 def test_floors_are_of_tasks_that_there_are() -> None:
-    assert {*floors_by_task("laptop")} == {*rules().tier("laptop").tasks}
+    assert {*floors_by_task("laptop")} == {*rules().parse_tier("laptop").tasks}
     assert floors_by_task("gpu") == {"cnn-cifar10": pytest.approx(math.log(10), abs=1e-4)}

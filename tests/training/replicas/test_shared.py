@@ -56,7 +56,7 @@ def test_ranks_that_share_end_where_ranks_with_replicas_of_their_own_end(
 
     def ends() -> list[dict[str, Tensor]]:
         workers = trained(5, laws.build(name, 0.1, "global"), momentum=0.0 if name == "dgc" else 0.9)
-        assert all(worker.replica.have_averages_agreed() for worker in workers)
+        assert all(worker.replica.has_seen_no_disagreement() for worker in workers)
         return [worker.model.state_dict() for worker in workers]
 
     shared = ends()
@@ -82,7 +82,9 @@ class Drifting(Dense):
 def test_averages_that_differ_are_noticed_although_parameters_cannot() -> None:
     for steps, agrees in ((1, True), (3, False)):
         Drifting.calls.clear()
-        assert {worker.replica.have_averages_agreed() for worker in trained(steps, Drifting())} == {agrees}
+        assert {worker.replica.has_seen_no_disagreement() for worker in trained(steps, Drifting())} == {
+            agrees
+        }
 
 
 def test_each_rank_is_charged_for_what_is_done_once() -> None:

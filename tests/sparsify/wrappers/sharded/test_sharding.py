@@ -86,13 +86,10 @@ def test_replicas_agree_nothing_is_lost_and_each_worker_sends_its_own(
     grid: tuple[int, int], used: Used
 ) -> None:
     ranks = used("sparse", grid)
-    unit = grid[1] / 2  # of residuals: torch divides by 2 before the replicas meet, and by the rest after
     for name in ranks[0]:
         lived = [Lived(*found[name]) for found in ranks]
         assert any(residual.any() for residual in lived[0].owed.values()), name
-        check_balanced(
-            [rank._replace(owed={p: residual / unit for p, residual in rank.owed.items()}) for rank in lived]
-        )
+        check_balanced(lived)
         for rank in lived if name.startswith("topk") else ():
             ((selected, n),) = rank.report["sent"].tolist()
             assert rank.report["bytes"].tolist() == [12 * (grid[0] - 1) * selected]  # 8 a value, 4 an index
@@ -152,8 +149,8 @@ def test_between_local_steps_what_an_exchange_would_undo_is_refused(kind: str, u
 def test_what_can_not_be_is_refused_in_a_sentence_by_all(case: str, used: Used) -> None:
     said = [found[case] for found in used("refused")]
     assert REFUSED[case][1] in said[0]
-    tells_own_ranks = ("the shards as replicas", "two meshes", "of another shard")
-    assert len(set(said)) == 1 or case in tells_own_ranks
+    tells_own_ranks = ("the shards as replicas", "two meshes", "of another shard", "skipped by some")
+    assert len(set(said)) == 1 or case.startswith(tells_own_ranks)
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.utils.checkpoint import checkpoint
 
 import sparsify
@@ -484,6 +485,32 @@ def unfreeze_later(grid: Grid) -> None:
     grid.lose(model).backward()
 
 
+class OwnReduceScatter(DefaultReduceScatter):
+    """A reduce-scatter of the user's."""
+
+
+def scatter_before(grid: Grid) -> None:
+    model = sharded(blocks(), grid.mesh)
+    model.set_custom_reduce_scatter(OwnReduceScatter())
+    sparsify.shard(model, optimizer_of(model), TOPK, within=sparsify.qgz(bits=8))
+
+
+def scatter_later(grid: Grid) -> None:
+    model, _ = grid.shard(within=sparsify.qgz(bits=8))
+    model.set_custom_reduce_scatter(OwnReduceScatter())
+    grid.lose(model).backward()
+
+
+def skip_on_one_replica(is_reduced: bool, grid: Grid) -> None:
+    """Leave a block out on one of two replicas, whose next block has the same size."""
+    model, _ = grid.shard()
+    if is_reduced:
+        model.set_reduce_scatter_unused_params(True)
+    if grid.mesh.get_local_rank("replicate") == 1:
+        model.blocks[1].forward = torch.zeros_like
+    grid.lose(model).backward()
+
+
 def load_before(grid: Grid) -> None:
     model = sharded(blocks(), grid.mesh)
     inner = optimizer_of(model)
@@ -563,6 +590,7 @@ def keep_averages_locally(grid: Grid) -> None:
 
 
 Refusal = tuple[Callable[[Grid], object], str]
+OTHER_UNIT = "workers came to different units in this backward pass (this one to blocks."
 REFUSED: dict[str, Refusal] = {
     "a plain model": (
         lambda grid: sparsify.shard(blocks(), optimizer_of(blocks()), TOPK),
@@ -617,6 +645,17 @@ REFUSED: dict[str, Refusal] = {
         "NonFiniteShardError: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no",
     ),
     "scaled": (scale, "a GradScaler steps the optimizer, so residuals would hold gradients of different sc"),
+    "own scatter": (
+        scatter_before,
+        "has a reduce-scatter of its own (set_custom_reduce_scatter), and within=",
+    ),
+    "own scatter, later": (scatter_later, "the whole model was given another reduce-scatter after sparsify."),
+    "skipped by some": (partial(skip_on_one_replica, False), OTHER_UNIT),
+    "skipped by some, reduced": (partial(skip_on_one_replica, True), OTHER_UNIT),
+    "several, local": (
+        lambda grid: sparsify.shard(sharded(blocks(), grid.mesh), cast(Any, []), sparsify.diloco(every=2)),
+        "with local steps each optimizer is wrapped by a call of its own",
+    ),
     "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
     "frozen later": (
         lambda grid: grid.backward(lambda model: model.scale.requires_grad_(False)),
