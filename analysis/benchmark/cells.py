@@ -37,7 +37,7 @@ DECISIONS: tuple[LevelWord, ...] = ("faster", "slower", "slower (censored)")
 
 @dataclass(frozen=True)
 class LevelScore:
-    """How soon an entry is at one level."""
+    """Time that an entry takes to a level, beside the baseline's."""
 
     share: float  # of the baseline's budget
     loss: float  # of the baseline then: the level

@@ -1,4 +1,4 @@
-"""What cells say together: methods that beat the baseline, the frontier, performance profiles, agreement."""
+"""Summaries of cells: methods that beat the baseline, the frontier, performance profiles, agreement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_FACTOR = 4.0  # of performance profiles
 
 
 class LevelSummary(NamedTuple):
-    """How often an entry is faster than the baseline at a level, over combinations of task and workers."""
+    """Count of the combinations of task and workers in which an entry is faster than the baseline at a level."""
 
     entry: str
     faster: int  # tested together with all cells of the link and level
@@ -116,7 +116,7 @@ def time_factors_by_entry(cells: Iterable[Cell], share: float) -> dict[str, list
 
 
 class MeasurementAgreement(NamedTuple):
-    """How many words of two measurements of the same cells are the same, at one level of one link."""
+    """Agreement of the words of two measurements, at a level of a link."""
 
     link: str
     share: float
