@@ -18,7 +18,7 @@ MAX_FACTOR = 4.0  # of performance profiles
 
 
 class LevelSummary(NamedTuple):
-    """Count of the combinations of task and workers in which an entry is faster than the baseline at a level."""
+    """Count of combinations in which an entry is faster than the baseline at a level."""
 
     entry: str
     faster: int  # tested together with all cells of the link and level
