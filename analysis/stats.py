@@ -285,6 +285,21 @@ def final_difference(
     return estimate_mean((ours - theirs).to_numpy(), (low - high, high - low)) if len(ours) else None
 
 
+def final_contrast(
+    frames: Frames, added: Sequence[Sequence[str]], subtracted: Sequence[Sequence[str]], column: str
+) -> Estimate | None:
+    """Return a sum of the last values of `column` over sets of runs less that over others, paired by seed.
+
+    Args:
+        added: sets of runs that differ in their seeds; so are those of `subtracted`.
+    """
+    _check_comparable(frames, [key for keys in (*added, *subtracted) for key in keys], "steps_total")
+    gains = [_last_value_by_seed(frames, keys, column) for keys in added]
+    losses = [_last_value_by_seed(frames, keys, column) for keys in subtracted]
+    by_seed = pd.concat([*gains, *(-loss for loss in losses)], axis=1, join="inner")
+    return estimate_mean(by_seed.sum(axis=1, skipna=False).to_numpy()) if len(by_seed) else None
+
+
 def mean_curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     """Return a row per epoch until a run diverged: step, mean over runs, low, high (NaN without any), n."""
     note_read_run_keys(keys)

@@ -13,7 +13,13 @@ from torch import Tensor
 from sparsify.core import huge_pages
 from sparsify.kernels import GroupKernel, Workspace
 from sparsify.kernels.group_kernel import ConsecutiveTensors, split_like
-from sparsify.ranges import AnyFeedbackName, MomentumFactor, NonNegativeFloat, PositiveFraction
+from sparsify.ranges import (
+    AnyFeedbackName,
+    MomentumFactor,
+    NonNegativeFloat,
+    NonNegativeFraction,
+    PositiveFraction,
+)
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -177,10 +183,11 @@ class DecayedFeedback(ErrorFeedback):
     sum of the gradients, less e(T), less (1 - decay) times the sum of e(t) over t < T.
 
     Args:
-        decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback.
+        decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback, 0 none:
+            what is not delivered is lost.
     """
 
-    decay: PositiveFraction = 0.95
+    decay: NonNegativeFraction = 0.95
 
     @property
     def residual_weight(self) -> float | None:

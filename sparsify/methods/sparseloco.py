@@ -11,8 +11,8 @@ from sparsify.ranges import (
     CodeName,
     Density,
     MomentumFactor,
+    NonNegativeFraction,
     PositiveFloat,
-    PositiveFraction,
     PositiveInt,
     Scope,
     check_arguments,
@@ -23,7 +23,7 @@ from sparsify.ranges import (
 def sparseloco(
     every: PositiveInt = 30,
     density: Density = 1 / 64,
-    decay: PositiveFraction = 0.95,
+    decay: NonNegativeFraction = 0.95,
     lr: PositiveFloat = 1.0,
     code: CodeName = "statistical2",
     average: AverageOver = "workers",
@@ -53,7 +53,8 @@ def sparseloco(
         every: H; the paper has 15 to 250, the live run 30. Higher: fewer bytes, and workers drift further
             apart.
         density: k/n of each chunk: 64 of 4096. The paper calls 1 to 3 % best. Lower: fewer bytes, more error.
-        decay: share of the residual that a round keeps. Lower: more of the drift is lost, sooner.
+        decay: share of the residual that a round keeps; 0 is no residual. Lower: more of the drift is lost,
+            sooner.
         lr: learning rate of the outer step.
         code: how values travel, see `sparsify.methods._chunked.ChunkGather`: `statistical2` is the published
             quantiser of two bits; `symmetric2` has as many bits and errs less on what Top-k leaves.
