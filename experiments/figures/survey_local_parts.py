@@ -1,4 +1,4 @@
-"""What makes local steps work: outer momentum, residual and H in all combinations.
+"""Parts of local steps in all combinations: outer momentum, residual and H.
 
 Not a figure of a paper. Learning rates come from trials on held-out text, which are runs of this item, too.
 """
