@@ -13,7 +13,7 @@ import torch
 from experiments.bench import step
 from experiments.bench._launches import compare_variants_with_base
 from experiments.bench._operator_count import OperatorCounter
-from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
+from experiments.bench._pages import FUSED_PAGE, SELECT_PAGE, STEP_PAGE
 from tests.bench.conftest import Benched, call_bench, last_of
 from tests.conftest import ROOT
 
@@ -55,12 +55,12 @@ def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
     assert str(ROOT) not in stepped.store.read_text()
 
 
-@pytest.mark.parametrize("name", ["select", "step"])
+@pytest.mark.parametrize("name", ["fused", "select", "step"])
 def test_shipped_records_are_drawn_as_they_were(name: str, tmp_path: Path) -> None:
     """Some are older than the fields that rows have today."""
     shipped = ROOT / "results" / "shipped"
     (store,) = (shipped / "bench").glob(f"{name}-*.jsonl")
-    {"select": SELECT_PAGE, "step": STEP_PAGE}[name].draw_device(store, tmp_path)
+    {"fused": FUSED_PAGE, "select": SELECT_PAGE, "step": STEP_PAGE}[name].draw_device(store, tmp_path)
     page = f"{store.stem}.md"
     assert (tmp_path / page).read_text() == (shipped / "figures" / page).read_text()
 
