@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,13 +200,18 @@ def judge_shipped_figures(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
 
 
 def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
-    """Return a sentence for the README that counts all verdicts."""
+    """Return sentences for the README that count all verdicts."""
     counts = verdicts.count_causes_by_worst_word(rows)
-    counts_text = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
-    fallen = sum(verdict.overruled_word is not None for _, verdict in rows)
-    sentence = (
-        "All claims are tested together, and those that follow from one cause are counted as one. "
-        f"Of {sum(counts.values())}, these are the [verdicts](docs/measuring.md#verdicts): {counts_text}. "
-        f"Of the inconclusive ones, {fallen} would be decided if each were tested alone."
+    counts_alone = verdicts.count_causes_by_worst_word(
+        (item, replace(verdict, word=verdict.word_alone)) for item, verdict in rows
     )
-    return f"{textwrap.fill(sentence, README_COLUMNS)}\n"
+    fallen = counts.get("inconclusive", 0) - counts_alone.get("inconclusive", 0)
+    num_tested = holm_significance_level(verdict for _, verdict in rows).num_tested
+    counts_text = captions.join_with_and([f"{count} {word}" for word, count in counts.items()])
+    sentences = (
+        f"Claims that follow from one cause at one scale are counted once. Of {sum(counts.values())}, these "
+        f"are the [verdicts](docs/measuring.md#verdicts): {counts_text}. The {num_tested} claims that "
+        f"records could decide are tested together; of the inconclusive ones, {fallen} would be decided if "
+        "each were tested alone."
+    )
+    return f"{textwrap.fill(sentences, README_COLUMNS)}\n"

@@ -22,8 +22,8 @@ MAX_LOSS_NATS = 20.0  # up to which perplexity is shown: e to it is more than an
 KILO, MEGA = 1e-3, 1e-6
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": [3, 4]}
-# Streaming DiLoCo's smallest model, Table 5, as columns of the records.
-SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
+# As columns of the records: the smallest model of Streaming DiLoCo's Table 5, and the largest of DeMo.
+SCALE = {"task.name": "transformers of 35 M to 1 B parameters on text of the web"}
 
 
 @dataclass(frozen=True)

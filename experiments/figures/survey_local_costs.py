@@ -387,9 +387,6 @@ def claims() -> list[Claim]:
     values: dict[str, float | tuple[float, int]] = {
         "lidin2026.local-costs.packed": sparseloco_byte_ratio(PACKED),
         "douillard2023.local-costs.diloco": published_value("douillard2023.every"),
-        "douillard2025.local-costs.streaming-loss": _max_and_count(
-            100 * published_loss_difference_by_parameters("diloco_30", "parallel") / LOSS["parallel"]
-        ),
         "douillard2025.local-costs.streaming-fp4": _min_and_count(
             published_loss_difference_by_parameters("diloco_30", "streaming_30")
         ),
@@ -407,9 +404,6 @@ def claims() -> list[Claim]:
         ),
         "douillard2025.local-costs.streaming-replicas": _min_and_count((replicas[4] - replicas[2]).round(2)),
         "therien2025.local-costs.muloco": muloco_byte_ratio(),
-        "iacob2025.local-costs.desloc-local-adam": desloc_byte_ratio_over_local_adam(),
-        "iacob2025.local-costs.desloc": desloc_byte_ratio_over_data_parallel(),
-        "wang2023.local-costs.zeropp": zeropp_byte_ratio(),
     }
     return [
         make_claim(name, exact_estimate, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
