@@ -88,7 +88,7 @@ transformers: $(VENV)/.train ## Hugging Face's, for tasks with BERT or a masked 
 
 docs: $(VENV)/.dev requirements/docs.txt ## the pages of docs/ as a site with a search and the library's reference, into build/site
 	@$(PIP) -r requirements/docs.txt
-	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/site/mkdocs.yml
 	@echo "build/site/index.html; for its search: $(VENV)/bin/python -m http.server -d build/site"
 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import re
@@ -172,6 +173,8 @@ def is_variable_true(name: str) -> bool:
 
 # SLURM's job that this process belongs to.
 
+GPU_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")  # of CUDA_VISIBLE_DEVICES; another word ends the list
+
 
 def current_job_id_or_empty() -> str:
     """Return SLURM's id of this job: 12, or 12_3 for a job of an array; empty outside of a job."""
@@ -186,9 +189,22 @@ def current_cluster_name() -> str | None:
 
 
 def visible_gpus() -> list[str] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None where it is not set."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if names is None else [name for name in names.split(",") if name.strip()]
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None where it is not set.
+
+    They have numbers, or the names of GPUs (GPU-UUID) or of slices of one (MIG-UUID): SLURM 26.05 sets names
+    where gres.conf has Flags=env_uuid. As CUDA does, stop at the first word that is neither, and leave out
+    all slices but the first: a process computes on one.
+    """
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    names = [*itertools.takewhile(GPU_NAME.fullmatch, (word.strip() for word in value.split(",")))]
+    return names[:1] if any(map(is_gpu_slice, names)) else names
+
+
+def is_gpu_slice(name: str) -> bool:
+    """Tell whether a name in CUDA_VISIBLE_DEVICES is that of a slice of a GPU (MIG)."""
+    return name.startswith("MIG-")
 
 
 def job_restart_count() -> int:
@@ -290,7 +306,8 @@ REASON_BY_REFUSED_OPTION = {
 }
 # Options of containers, which srun and the programs of images read; not the folders of those programs.
 CONTAINER_VARIABLE = re.compile(
-    r"PYXIS_.*|(APPTAINER|SINGULARITY)_(?!(LOCAL)?(CACHE|CONFIG|TMP)DIR$).*|(APPTAINER|SINGULARITY)ENV_.*"
+    r"PYXIS_.*|\w*SLURM_SPANK_OPTION_pyxis_\w+"  # what srun hands on of an sbatch with pyxis options
+    r"|(APPTAINER|SINGULARITY)_(?!(LOCAL)?(CACHE|CONFIG|TMP)DIR$).*|(APPTAINER|SINGULARITY)ENV_.*"
 )
 
 

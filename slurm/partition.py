@@ -8,6 +8,7 @@ from typing import NamedTuple
 from slurm import commands
 
 UNUSABLE_STATE = re.compile(r"down|drain|fail|maint|unk|planned_down|power|\*", re.IGNORECASE)
+TESTED_RELEASES = ((22, 5), (26, 5))  # the oldest and the newest: year and month
 
 
 class PartitionNode(NamedTuple):
@@ -56,3 +57,21 @@ def query_slurm_setting(name: str) -> str | None:
     output = commands.run_command("scontrol", "show", "config")
     match = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", output, re.MULTILINE)
     return match[1].strip() if match else None
+
+
+def describe_untested_version() -> str:
+    """Return a sentence where the controller's SLURM is older or newer than those tested; else empty.
+
+    Raises:
+        SlurmError: SLURM can't be asked.
+    """
+    version = query_slurm_setting("SLURM_VERSION") or ""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    oldest, newest = TESTED_RELEASES
+    if match is None or oldest <= (int(match[1]), int(match[2])) <= newest:
+        return ""
+    tested = " to ".join(f"{year}.{month:02}" for year, month in TESTED_RELEASES)
+    return (
+        f"SLURM's version is {version}, and tests run with {tested}: the meaning of an option or of an "
+        "answer may be another"
+    )

@@ -1,7 +1,12 @@
 """Containers that SLURM makes: enroot's, by pyxis, a plugin of srun (github.com/NVIDIA/pyxis).
 
 The plugin puts each task of a step into a container. So srun gets the image, and the processes that a task
-starts are inside already. Written from its wiki ("Usage") and its source, and not run against a real one.
+starts are inside already. Written from its wiki ("Usage"), its source and its tests, and not run against a
+real one.
+
+All that the host exports enters the container, except what the image sets itself: the image's value wins
+unless --container-env names the variable. A worker's rank and threads are set inside, by its task. Options
+that are also exported (PYXIS_CONTAINER_IMAGE) count where srun is told nothing of them.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from slurm.images import ContainerConfig
 RUNTIME = "pyxis"
 IMAGE_OPTION = "--container-image"
 FILE_SUFFIXES = (".sqsh", ".squashfs")
-SEPARATOR = re.compile(r"[,:\s]")  # of mounts, their parts, and enroot's own fields
+SEPARATOR = re.compile(r"[,:]")  # of mounts and their parts
 
 
 def is_pyxis(container: ContainerConfig | None) -> TypeGuard[ContainerConfig]:
@@ -42,8 +47,8 @@ def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path)
     for folder in folders:
         if SEPARATOR.search(str(folder)):
             raise ValueError(
-                f"container.runtime=pyxis can't mount {str(folder)!r}: its path has a comma, a colon or a "
-                "blank, which --container-mounts takes apart; give the folder another name"
+                f"container.runtime=pyxis can't mount {str(folder)!r}: its path has a comma or a colon, at "
+                "which --container-mounts is taken apart; give the folder another name"
             )
     mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *container.binds])
     return [

@@ -19,7 +19,8 @@ class RemedyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field_by_refusal_words: dict[str, str]
     field_by_waiting_reason: dict[str, str]
     shared_limit_reasons: str
-    held_reasons: str
+    topology_reasons: str
+    why_by_held_reason: dict[str, str]
 
     def field_to_change(self, reason: str) -> str | None:
         """Return the field to change where this reason does not pass by itself; else None."""
@@ -42,11 +43,20 @@ def explain_pending_reason(reason: str) -> str:
     word = reason.partition(",")[0]  # what follows names nodes
     if word in ("None", ""):
         return "its turn comes"
-    if re.fullmatch(remedies.held_reasons, word):
-        return f"{reason}, {UNTIL_RELEASED}: `scontrol release` does, or `cancel` and submit again"
+    for pattern, why in remedies.why_by_held_reason.items():
+        if re.fullmatch(pattern, word):
+            cause = f" ({why})" if why else ""
+            release = "`scontrol release` does, or `cancel` and submit again"
+            return f"{reason}{cause}, {UNTIL_RELEASED}: {release}"
     field = remedies.field_to_change(word)
     if field:
         return f"{reason}, which {NOT_BY_ITSELF}: `cancel` it, change {field}, and submit again"
+    if re.fullmatch(remedies.topology_reasons, word):
+        return (
+            f"{reason}: it begins when enough nodes that lie together in the network are free; where there "
+            "are never so many, `cancel` it, ask for fewer nodes (workers, cluster.workers_per_node) or "
+            "leave --segment, --switches and --nodelist out of cluster.sbatch, and submit again"
+        )
     if re.fullmatch(remedies.shared_limit_reasons, word):
         return f"{reason}: as jobs under the same limit end, unless it asks for more than that by itself"
     return reason

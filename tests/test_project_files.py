@@ -25,6 +25,13 @@ def test_versions_and_names_agree() -> None:
     assert f'\nname = "{DISTRIBUTION}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
+def test_the_changes_are_read_in_a_minute() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    newest = text[text.index("\n## ") :].split("\n## ")[1]
+    assert len(newest.splitlines()) <= 40
+    assert len(text.splitlines()) <= 60
+
+
 def test_every_requirement_has_one_range_and_is_pinned_within_it() -> None:
     pins = {canonicalize_name(pin.name): pin for pin in lines_of("constraints.txt")}
     ranges: dict[str, set[str]] = {}

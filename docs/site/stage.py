@@ -8,6 +8,7 @@ site, become its name.
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -29,9 +30,24 @@ def main() -> None:
     for path in pages:
         target(path).parent.mkdir(parents=True, exist_ok=True)
         target(path).write_text(rewritten(path, pages | files))
-    methods = sorted(path.stem for path in (ROOT / "sparsify" / "methods").glob("[!_]*.py"))
     with (STAGE / "docs" / "site" / "api.md").open("a") as page:
-        page.writelines(f"::: sparsify.methods.{name}.{name}\n" for name in methods)
+        page.write(methods_reference())
+
+
+def methods_reference() -> str:
+    """Return a part of the reference: every method that the library lists, with an example.
+
+    The example sets the first hyperparameter, to its default.
+    """
+    parts = []
+    listed = (ROOT / "sparsify" / "__init__.py").read_text()
+    for name in re.findall(r"from sparsify\.methods\.(\w+) import", listed):
+        tree = ast.parse((ROOT / "sparsify" / "methods" / f"{name}.py").read_text())
+        (function,) = (part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == name)
+        first = [*zip(function.args.args, function.args.defaults, strict=True)][:1]
+        words = "".join(f"{argument.arg}={ast.unparse(default)}" for argument, default in first)
+        parts.append(f"::: sparsify.{name}\n\n```python\n>>> method = sparsify.{name}({words})\n```\n\n")
+    return "".join(parts)
 
 
 def target(path: Path) -> Path:

@@ -61,6 +61,7 @@ class ClusterObservations:
     nodes: Sequence[PartitionNode] = ()  # of the partition, by SLURM
     max_array_jobs: int | None = None  # jobs of an array that SLURM takes
     accounting_storage: str | None = None  # SLURM's setting
+    untested_version: str = ""  # a sentence where tests run with other versions of SLURM
 
     @property
     def cluster(self) -> SlurmCluster | None:
@@ -242,6 +243,8 @@ def _judge_limits(observed: ClusterObservations) -> Iterator[Finding]:
             f"time_min={cluster.time_min} is more than the partition's {limit_min:g} minutes; say time_min: "
         )
         yield Finding("FAULT", "time limit", f"{text}{limit_min:g}", {"time_min": int(limit_min)})
+    if observed.untested_version:
+        yield Finding("note", "SLURM", observed.untested_version)
     if (observed.accounting_storage or "").endswith("none"):
         text = "SLURM keeps no accounts: of a job that is gone, only what it wrote is known"
         yield Finding("note", "accounting", text)

@@ -17,7 +17,13 @@ from experiments.config import compose
 from experiments.config.folders import ResultFolders
 from experiments.config.machines import LinkSettings
 from experiments.prediction import step_times
-from experiments.prediction.known_times import ELEMENTS_BY_MODEL, RANKED_METHODS, SEARCHES_LIKE, KnownTimes
+from experiments.prediction.known_times import (
+    ELEMENTS_BY_MODEL,
+    NETWORK_SETTINGS,
+    RANKED_METHODS,
+    SEARCHES_LIKE,
+    KnownTimes,
+)
 from experiments.prediction.step_times import Scenario, StepPrediction, UncertainTime, rank_methods
 from sparsify.comm.direct import DIRECT_ALGORITHM
 from sparsify.core.synthetic_selections import NUM_SLICES
@@ -134,14 +140,11 @@ def make_scenario_and_list_unranked(
     task = config["task"]
     compute_time = _parse_time("compute_s", values) or known_times.find_compute_time()
     if compute_time is None:
-        place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
-        batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
         raise ValueError(
             f"how long task={task['name']} computes on {known_times.machine_label} is not known, for no "
             f"dense run of it with task.batch_size={task.get('batch_size')} and timing.mode=serialised "
             "is stored: give compute_s=SECONDS of a step's forward and backward pass and update, or make "
-            f"one with `python -m experiments run cluster={place} task={task['name']}{batch} method=dense "
-            "workers=2 timing.mode=serialised train.steps=30 train.validate=never`"
+            f"one with `{_measuring_command(config)}`"
         )
     requested_methods = values["methods"].split(",") if "methods" in values else []
     for name in requested_methods:
@@ -169,6 +172,20 @@ def make_scenario_and_list_unranked(
         tuple(dict.fromkeys([every] if isinstance(every, int) else every)),
     )
     return scenario, [name for name in RANKED_METHODS if name not in select_times]
+
+
+def _measuring_command(config: Mapping[str, Any]) -> str:
+    """Return the command of a run that measures how long the task computes, on this machine or cluster."""
+    place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
+    task = config["task"]
+    described = compose.resolve({"task": task["name"]}).as_dict()["task"]
+    batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
+    changed = [name for name in NETWORK_SETTINGS if task.get(name) != described.get(name)]
+    network = "".join(f" task.{name}={task[name]}" for name in changed)
+    return (
+        f"python -m experiments run cluster={place} task={task['name']}{batch}{network} method=dense "
+        "workers=2 timing.mode=serialised train.steps=30 train.validate=never"
+    )
 
 
 def _check_method(name: str) -> None:
@@ -319,5 +336,11 @@ def _make_note(scenario: Scenario, known_times: KnownTimes, unranked: Sequence[s
         parts.append(
             "Everybody sends to everybody at once (collectives=direct), which over this link takes fewer "
             "ways than rings; a way is known within a tenth."
+        )
+    if scenario.compute_time.is_shipped:
+        whose = "this cluster's" if known_times.config["cluster"]["where"] == "slurm" else "this machine's"
+        parts.append(
+            "The time of computing is of another machine, on which the repository's runs were made. One run "
+            f"makes it {whose}: {_measuring_command(known_times.config)}"
         )
     return " ".join(parts)

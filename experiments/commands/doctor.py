@@ -120,6 +120,7 @@ def _observe_cluster(
         nodes,
         int(array_size) - 1 if array_size.isdigit() else None,
         partition.query_slurm_setting("AccountingStorageType"),
+        partition.describe_untested_version(),
     )
 
 

@@ -47,6 +47,12 @@ def run_in_allocation(
             f"its like, but --ntasks={allocation.tasks}, which the script asks for where you do not: give "
             f"sbatch --ntasks={num_slots} too"
         )
+    if allocation.tasks < allocation.nodes:
+        raise ValueError(
+            f"the job has {allocation.tasks} tasks on {allocation.nodes} nodes, and each task is a worker: "
+            f"some nodes would have none; give sbatch --ntasks={allocation.nodes} or more, or "
+            f"--nodes={allocation.tasks}"
+        )
     all_words = _add_allocation_words(words, allocation)
     _check_clusters(all_words)
     job = environment.current_job_id_or_empty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -120,6 +121,14 @@ class JobArray:
                     f"{word} would replace what sbatch is told by {decider}; change that instead"
                 )
             further[option] = value if equals else True
+        check_gpus_are_asked_for_once(
+            [
+                *(f"--{name}={value}" for name, value in options.items() if value is not None),
+                *cluster.sbatch,
+                *cluster.more_sbatch,
+                *cluster.srun,
+            ]
+        )
         return options | further
 
     def batch_script(self, name: str, folder: Path, ledger: Path, worker: WorkerCommand) -> BatchScript:
@@ -154,6 +163,24 @@ class JobArray:
             ],
             command=[worker.task_python, "-u", "-c", UNPICKLE, str(folder)],
             teardown=[f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
+        )
+
+
+def check_gpus_are_asked_for_once(words: Sequence[str]) -> None:
+    """Refuse --gres=gpu beside --gpus-per-node, which sbatch and srun refuse since SLURM 26.05.
+
+    Args:
+        words: options of sbatch and of srun, which gets sbatch's from the job.
+
+    Raises:
+        ValueError: there are both.
+    """
+    by_gres = [word for word in words if re.match(r"--gres=(.*,)?(gres[:/])?gpu\b", word)]
+    by_node = [word for word in words if word.startswith("--gpus-per-node")]
+    if by_gres and by_node:
+        raise ValueError(
+            f"{by_gres[0]} and {by_node[0]} both ask for GPUs, and SLURM 26.05 and newer refuse a job with "
+            "both; keep one: cluster.gres=gpu asks by --gres, cluster.gres=null by --gpus-per-node"
         )
 
 

@@ -37,7 +37,7 @@ from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
 from experiments.launch.diagnosis import RunFailed
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
 from experiments.launch.status import ASK_S, SETTLE_S, StatusSnapshot, stuck_reasons
-from slurm import commands, environment, jobs
+from slurm import commands, environment, jobs, partition
 from slurm.task import WorkerTask
 from slurm.worker_process import JobSpec
 
@@ -176,6 +176,9 @@ def submit_missing_runs(
         missing = describe_missing_requirements(selected)
         if missing:
             raise ValueError("; ".join(missing))
+        untested = partition.describe_untested_version()
+        if untested:
+            say(f"cluster={slurm_cluster(planned[0]).name}: {untested}")
         arrays = group_into_arrays(selected, one_job_per_group=selected[0].config.launch.block)
         ledger = folders.scratch / LEDGER_FILE
         avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.node_python)})

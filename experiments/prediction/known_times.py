@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,23 +10,27 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.pictures import style
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import format_count
 from analysis.published import block_intervals
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, mean_communication_ms
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records import loading, phases
-from analysis.records.frames import Frames, select_runs
+from analysis.records.frames import Frames, empty_table, select_runs
+from analysis.records.loading import OWN
 from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Estimate
 from experiments.bench._runner import read_newest_rows_with_numbers
 from experiments.config.folders import ResultFolders
 from experiments.prediction.step_times import UncertainTime
+from experiments.tasks import REGISTRY as TASKS
 
 NETWORK_SETTINGS = ("width", "layers", "heads")  # settings of a task that change its network
 SELECTING = phases.phase_names_in_group(phases.SELECTION)  # searching, packing, merging
 COMMUNICATING = phases.phase_names_in_group(phases.COMMUNICATION)
 PUBLISHED_TASK = "vgg16_cifar10"  # of Yoon and Oh's logs
 PUBLISHED_BATCH = 128
+SCALING_FACTOR = 2.0  # by which a time in proportion to another network or batch may be off
 # Methods that search as another one does, whose time stands for theirs.
 SEARCHES_LIKE = {"gtopk": "topk", "sparcml": "topk", "scalecom": "topk"}
 RANKED_METHODS = (
@@ -120,29 +124,59 @@ class KnownTimes:
             recorded = runs["parameters"][self._has_network(runs)].dropna()
             if len(recorded):
                 return int(recorded.iloc[-1])
-        return self.measured_elements_by_task.get(task["name"]) or ELEMENTS_BY_MODEL.get(task["name"])
+        return (
+            self._described_elements()
+            or self.measured_elements_by_task.get(task["name"])
+            or ELEMENTS_BY_MODEL.get(task["name"])
+        )
+
+    def _described_elements(self) -> int | None:
+        """Return the elements that the task's description names, where its network is as described."""
+        task = self.config["task"]
+        match = re.search(r"([\d,]+) parameters", TASKS.docstring(task["name"]))
+        defaults = TASKS.defaults(task["name"])
+        is_as_described = all(task.get(name) == defaults.get(name) for name in NETWORK_SETTINGS)
+        return int(match[1].replace(",", "")) if match and is_as_described else None
 
     def find_compute_time(self) -> UncertainTime | None:
-        """Return the time of a dense step without communication; None where it is not known."""
-        task = self.config["task"]["name"]
-        serialised_s = [
-            self._mean_phase_s(run["key"], (*SELECTING, *COMMUNICATING), invert=True)
-            for run in self._select_same_task(self.serialised_records_on_machine).to_dict("records")
-            if style.method_id(run) == "dense"
-        ]
-        if serialised_s:
-            return summarize_times(serialised_s, f"{len(serialised_s)} stored runs of task={task}")
-        alone_s = self._mean_local_step_s()
-        if alone_s:
-            source = f"steps without an exchange of {len(alone_s)} stored runs of task={task}"
-            return summarize_times(alone_s, source)
-        if (task, self.config["task"].get("batch_size")) == (PUBLISHED_TASK, PUBLISHED_BATCH):
-            return published_compute_and_select_times(self.gpu).get("dense")
-        return None
+        """Return the time of a dense step without communication; None where it is not known.
 
-    def _select_same_task(self, frames: Frames) -> pd.DataFrame:
+        Runs of the very network and batch come before others of the task.
+        """
+        task = self.config["task"]
+        serialised = self._select_same_task(self._serialised_dense_runs)
+        if len(serialised):
+            return summarize_runs(serialised, f" of task={task['name']}")
+        is_alike = self._local_step_runs["workers"].eq(self.config["workers"])
+        local = self._select_same_task(self._local_step_runs[is_alike])
+        if len(local):
+            return summarize_runs(local, f" of task={task['name']}", "steps without an exchange of ")
+        if (task["name"], task.get("batch_size")) == (PUBLISHED_TASK, PUBLISHED_BATCH):
+            return published_compute_and_select_times(self.gpu).get("dense")
+        runs = pd.concat([self._serialised_dense_runs, self._local_step_runs], ignore_index=True)
+        return self._scale_compute_time(runs)
+
+    def _scale_compute_time(self, runs: pd.DataFrame) -> UncertainTime | None:
+        """Return a time in proportion to parameters and batch, from runs of the task with others of these."""
+        elements = self.find_elements()
+        sized = runs.reindex(columns=["parameters", "task.batch_size"]).astype(float)
+        runs = runs[sized.notna().all(axis=1)]
+        if elements is None or not len(runs):
+            return None
+        batch = self.config["task"]["batch_size"]
+        work = elements * batch / sized.loc[runs.index].prod(axis=1)
+        sizes = {(int(row["parameters"]), int(row["task.batch_size"])) for row in runs.to_dict("records")}
+        others = " or ".join(f"{count:,} parameters and batch {size}" for count, size in sorted(sizes))
+        of_others = f" of task={self.config['task']['name']} with {others}"
+        time = summarize_runs(runs.assign(seconds=runs["seconds"] * work), of_others)
+        return time._replace(
+            low_s=time.low_s / SCALING_FACTOR,
+            high_s=time.high_s * SCALING_FACTOR,
+            source=f"{time.source}, in proportion to parameters and batch",
+        )
+
+    def _select_same_task(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return the runs of the task's network with its batch."""
-        runs = frames.runs
         batch = self.config["task"].get("batch_size")
         if len(runs):
             runs = runs[self._has_network(runs)]
@@ -150,25 +184,41 @@ class KnownTimes:
             runs = runs[runs["task.batch_size"].eq(batch)]
         return runs
 
-    def _mean_local_step_s(self) -> list[float]:
-        """Return the mean seconds of steps in which nobody communicates, of each run with local steps.
+    @cached_property
+    def _serialised_dense_runs(self) -> pd.DataFrame:
+        """Dense runs of the task on such a machine, timed phase by phase, and the `seconds` they compute."""
+        runs = self.serialised_records_on_machine.runs
+        if len(runs):
+            runs = runs[runs["task.name"].eq(self.config["task"]["name"])]
+        is_dense = [style.method_id(run) == "dense" for run in runs.to_dict("records")]
+        runs = runs[pd.Series(is_dense, runs.index, dtype=bool)]
+        phases_left_out = (*SELECTING, *COMMUNICATING)
+        seconds = [self._mean_phase_s(key, phases_left_out, invert=True) for key in runs["key"]]
+        measured: pd.DataFrame = runs.assign(seconds=pd.Series(seconds, runs.index, dtype=float))
+        return measured
 
-        The runs are in real time, with as many workers, which may share a machine's cores.
+    @cached_property
+    def _local_step_runs(self) -> pd.DataFrame:
+        """Runs of the task with local steps, and the mean `seconds` of their steps without an exchange.
+
+        The runs are in real time on such a machine, whose cores their workers may share.
         """
         frames = loading.load(self.folders.results, ("runs", "steps"))
-        runs = self._select_same_task(frames)
-        if not {"method.every", "timing.mode"} <= {*runs}:
-            return []
-        is_timed = runs["timing.mode"].eq("production") & ~_is_simulated(runs)
-        is_alike = self._is_on_machine(runs) & runs["workers"].eq(self.config["workers"])
+        if not {"method.every", "timing.mode"} <= {*frames.runs}:
+            none: pd.DataFrame = empty_table("runs").assign(seconds=pd.Series(dtype=float))
+            return none
+        runs = frames.runs
+        is_timed = runs["timing.mode"].eq("production") & ~_is_simulated(runs) & self._is_on_machine(runs)
+        is_of_task = runs["task.name"].eq(self.config["task"]["name"])
         has_steps = runs["method.every"].gt(1) & runs["key"].isin(frames.steps["key"])
-        means_s = []
-        for key in runs.loc[is_timed & is_alike & has_steps, "key"]:
+        frames = select_runs(frames, runs.loc[is_timed & is_of_task & has_steps, "key"])
+        seconds_by_key = {}
+        for key in frames.runs["key"]:
             steps = warm_steps(frames, key).steps
-            seconds = steps.loc[steps["wire_bytes"].eq(0), "step_s"]
-            if len(seconds):
-                means_s.append(float(seconds.mean()))
-        return means_s
+            seconds_by_key[key] = steps.loc[steps["wire_bytes"].eq(0), "step_s"].mean()
+        runs = frames.runs
+        measured: pd.DataFrame = runs.assign(seconds=runs["key"].map(seconds_by_key)).dropna(subset="seconds")
+        return measured
 
     def find_select_time_by_method(self, elements: int) -> dict[str, UncertainTime]:
         """Return the known selection times by method.
@@ -186,7 +236,7 @@ class KnownTimes:
         return times
 
     def _recorded_select_times(self, elements: int) -> dict[str, UncertainTime]:
-        samples_s = defaultdict[str, list[float]](list)
+        rows = []
         for run in self.serialised_records_on_machine.runs.to_dict("records"):
             name = style.method_id(run)
             task = str(run["task.name"])
@@ -199,8 +249,10 @@ class KnownTimes:
                 and name in RANKED_METHODS
                 and name.partition("-")[0] == run["method.name"]
             ):
-                samples_s[name].append(self._mean_phase_s(run["key"], SELECTING) * elements / measured)
-        return {name: summarize_times(took, f"{len(took)} stored runs") for name, took in samples_s.items()}
+                seconds = self._mean_phase_s(run["key"], SELECTING) * elements / measured
+                rows.append({**run, "seconds": seconds, "ranked_as": name})
+        runs = pd.DataFrame(rows)
+        return {str(name): summarize_runs(alike) for name, alike in runs.groupby("ranked_as")} if rows else {}
 
     def read_benchmarked_select_times(self, elements: int) -> dict[str, UncertainTime]:
         """Return times that `make bench BENCH=methods` recorded of the nearest number of elements."""
@@ -256,6 +308,28 @@ def _without_communication_ms(job: int) -> Estimate:
     return block_intervals.combine_independent_estimates(
         lambda step, waiting: step - waiting, validation_free_step_ms(job), waits
     )
+
+
+def summarize_runs(runs: pd.DataFrame, of_what: str = "", what: str = "") -> UncertainTime:
+    """Return the `seconds` of the user's own runs among these, or of all where there is none."""
+    own = runs[runs["source"].eq(OWN)]
+    used = own if len(own) else runs
+    time = summarize_times([*used["seconds"]], f"{what}{describe_origin(used, of_what)}")
+    return time._replace(is_shipped=not len(own))
+
+
+def describe_origin(runs: pd.DataFrame, of_what: str = "") -> str:
+    """Return '3 own runs'; of shipped ones '33 shipped runs on AMD EPYC (2 cores)', with their machines."""
+    count = runs["run_id"].nunique()
+    if runs["source"].eq(OWN).all():
+        return f"{format_count(count, 'own runs')}{of_what}"
+    machines = runs.reindex(columns=["provenance.gpu", "provenance.cpu", "provenance.cores"])
+    names = {
+        str(gpu) if isinstance(gpu, str) else f"{cpu} ({format_count(int(cores), 'cores')})"
+        for gpu, cpu, cores in machines.itertuples(index=False)
+    }
+    where = captions.join_with_and(sorted(names))
+    return f"{format_count(count, 'shipped runs')}{of_what} on {where}"
 
 
 def summarize_times(seconds: Sequence[float], source: str) -> UncertainTime:

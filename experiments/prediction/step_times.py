@@ -41,6 +41,7 @@ class UncertainTime(NamedTuple):
     middle_s: float
     high_s: float
     source: str  # in words
+    is_shipped: bool = False  # measured by the repository's runs, on another machine than the user's
 
     @classmethod
     def around(cls, seconds: float, source: str) -> UncertainTime:

@@ -218,11 +218,12 @@ def gpu_bus_id(index: int) -> str:
 def gpu_identity(device: torch.device) -> str:
     """Return a GPU's name among all GPUs of all nodes, whatever numbers processes have for it.
 
-    Slices of one GPU (MIG) share its bus.
+    Slices of one GPU (MIG) share its bus, and with some drivers its UUID: their own name tells them apart.
     """
-    return (
-        f"{gpu_bus_id(device.index)} on {platform.node()} ({torch.cuda.get_device_properties(device).uuid})"
-    )
+    visible = environment.visible_gpus() or []
+    is_slice = len(visible) == 1 and environment.is_gpu_slice(visible[0])
+    uuid = visible[0] if is_slice else torch.cuda.get_device_properties(device).uuid
+    return f"{gpu_bus_id(device.index)} on {platform.node()} ({uuid})"
 
 
 # Workers that stand for several machines and share the cores of one: as if each machine had its own.

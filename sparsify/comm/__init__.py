@@ -91,7 +91,8 @@ class Comm(Protocol):
         """Return the cost of a collective by its algorithm, and its seconds by `links`.
 
         Args:
-            kind, nbytes: as in `cost.Network.collective_seconds`.
+            kind: as in `cost.Network.collective_seconds`.
+            nbytes: as in `cost.Network.collective_seconds`.
         """
         collective = cost.ALGORITHMS[self.algorithm][kind](nbytes, size)
         seconds = self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0

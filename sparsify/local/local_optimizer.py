@@ -64,9 +64,10 @@ class LocalOptimizer(OptimizerWrapper):
 
     Args:
         model: has all of the optimizer's parameters, and perhaps more.
-        comm, group: the workers that average: a communicator, a process group, or a mesh of one dimension;
-            by default torch.distributed's own group. With `overlap` the default is a new group, which all
-            workers make here together; a communicator that is given is used by the thread alone.
+        comm: the communicator of the workers that average; by default over torch.distributed's own group.
+            With `overlap` the default is a new group, which all workers make here together; a communicator
+            that is given is used by the thread alone.
+        group: a process group, or a mesh of one dimension, in the place of a communicator.
         check: look for NaN and Inf before every exchange; all workers then raise `NonFiniteDriftError`.
         debug: before every exchange compare strategy and round over the workers.
         select: see `Aggregator`.

@@ -102,9 +102,9 @@ def oktopk(
         threshold_every: tau', steps between exact thresholds: 32; 128 for BERT. Higher: less time to select,
             and a number of selected elements further from k.
         regions_every: tau, steps between new borders of the regions: 64.
-        local_drift, global_drift: the factor by which a re-used threshold moves when it selects less than
-            2k/3 or more than 5k/4: 1.012 and 1.008; 1.025 and 1.036 for BERT. Higher: back near k sooner, and
-            further beyond.
+        local_drift: the factor by which a worker's re-used threshold moves when it selects less than 2k/3 or
+            more than 5k/4: 1.012; 1.025 for BERT. Higher: back near k sooner, and further beyond.
+        global_drift: the same of the threshold of the sums: 1.008; 1.036 for BERT.
         balance: share the remaining sums out equally before the all-gather, however equal they are already.
             The public code does so for BERT alone.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for

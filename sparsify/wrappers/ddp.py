@@ -83,16 +83,19 @@ class DDPHook(HookBase):
         model: a DistributedDataParallel, or what wraps one, such as `torch.compile`.
         optimizer: has the learning rates that feedback in the learning-rate domain follows, and must have no
             momentum where the method has its own.
-        comm, group: as for `sparsify.distribute`, but by default DDP's own process group; a new one of the
-            same workers with `overlap`.
-        check, debug, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this
-            returns.
+        comm: as for `sparsify.distribute`, but by default over DDP's own process group; over a new one of
+            the same workers with `overlap`.
+        check: as for `sparsify.distribute`.
+        select: as for `sparsify.distribute`.
+        group: in the place of a communicator.
+        steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step. A scaler that is not
             handed over is refused if it was made before this, or steps a fused optimizer; else it goes
             unnoticed.
         overlap: in a thread, in the order of DDP's buckets; needs scope='layer', and no `clip_norm`. The rest
             is as for `sparsify.distribute`.
+        debug: as for `sparsify.distribute`.
 
     Attributes:
         last_report: as for `sparsify.distribute`, of the tensors that took part in the last step.

@@ -75,13 +75,15 @@ class DistributedOptimizer(OptimizerWrapper):
 
     Args:
         model: has all of the optimizer's parameters, and perhaps more.
-        comm, group: the workers that average: a communicator, a process group, or a mesh of one dimension;
-            by default torch.distributed's own group. With `overlap` the default is a new group, which all
-            workers make together; a given group is used by the thread, and by nothing else during backward.
+        comm: the communicator of the workers that average; by default over torch.distributed's own group.
+            With `overlap` the default is a new group, which all workers make together; a given group is used
+            by the thread, and by nothing else during backward.
+        group: a process group, or a mesh of one dimension, in the place of a communicator.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFiniteGradientError`, with residuals untouched (with `overlap` those of the bucket and later
             ones). Without this check NaN and Inf get into the residuals and stay there.
-        debug, select: see `Aggregator`.
+        debug: see `Aggregator`.
+        select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
             0, before the first step of each.
         scaler: the GradScaler that will step this optimizer.

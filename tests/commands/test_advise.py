@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pandas as pd
 import pytest
 
 from analysis.records import parquet
@@ -160,6 +161,33 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
         measured = there(survey_internet_loss.mean_step_s(shipped.frames, MethodWithPeriod(name, every)))
         _, low, high = step_ms(printed, label)
         assert low <= 1e3 * measured.value <= high, label
+
+
+def test_own_runs_come_before_shipped_ones_which_are_named_with_their_machine() -> None:
+    table = {
+        "run_id": ["a", "b", "c"], "source": ["own", "shipped", "shipped"], "seconds": [1.0, 2.0, 4.0],
+        "provenance.cpu": "EPYC", "provenance.cores": 2.0,
+    }  # fmt: skip
+    runs = pd.DataFrame(table)
+    assert known_times.summarize_runs(runs) == UncertainTime.around(1.0, "1 own run")
+    of_others = known_times.summarize_runs(runs[1:])
+    assert of_others == UncertainTime(2.0, 3.0, 4.0, "2 shipped runs on EPYC (2 cores)", is_shipped=True)
+
+
+def test_a_fresh_clone_answers_from_the_shipped_runs_and_names_their_machine(here: Command) -> None:
+    words = ("task=gpt_ptb", "methods=dense,topk")
+    told = fine(here("advise", *FAR, *words)).stdout
+    assert "| dense, every step |" in told
+    assert "1,681,280 parameters, 4 workers" in told
+    computing = there(re.search(r"computing: ([^;]*)", told))[1]
+    others = "task=gpt_ptb with 9,677,312 parameters and batch 4"
+    assert re.match(rf"\d+ shipped runs of {others} on .* \(\d+ cores?\)", computing)
+    assert computing.endswith("in proportion to parameters and batch")
+    assert re.search(r"Top-k: \d+ shipped runs on .* cores", told)
+    run = "run cluster=local task=gpt_ptb task.batch_size=16 method=dense workers=2 timing.mode=serialised"
+    assert f"One run makes it this machine's: python -m experiments {run}" in told
+    given = fine(here("advise", *FAR, *words, "compute_s=0.1")).stdout
+    assert "One run makes" not in given
 
 
 @pytest.mark.usefixtures("nothing_recorded")

@@ -19,8 +19,9 @@ from slurm import images, partition
 from slurm.partition import PartitionNode
 from tests.conftest import Command, environment_for, fine, refused
 from tests.slurm.devcluster import SCRIPTS, devcluster, lacking, say, speaking_to
+from tests.slurm.programs import Programs, programs
 
-__all__ = ["devcluster"]  # a fixture is found by its name in this module
+__all__ = ["devcluster", "programs"]  # fixtures are found by their names in this module
 IMAGE = Path.home() / ".cache" / "sparsify" / "images" / "thin.sif"
 
 # A cluster of its own (see test_devcluster), a fault on each node but n1: n2 has no Python, n3 does not
@@ -121,6 +122,10 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "FAULT 2 workers see 1 GPUs; cluster.gres": examined(
         {"visible_gpus": ["0"]}, {"visible_gpus": ["0"]}, words=CUDA
     ),
+    "works n1: NVIDIA A100-SXM4-80GB; each worker": examined(
+        {"visible_gpus": ["GPU-8932f937"]}, {"visible_gpus": ["MIG-2f0a"]}, words=CUDA
+    ),
+    "note SLURM's version is 27.05.1": examined({}, untested_version="SLURM's version is 27.05.1"),
     "FAULT say max_array: 500": examined({}, max_array_jobs=500),
     "works of up to 4000 jobs": examined({}, max_array_jobs=4000),
     "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
@@ -174,6 +179,24 @@ def test_time_limits_are_read_as_slurm_writes_them() -> None:
     for limit, minutes in {"1-00:00:00": 1440, "30:00": 30, "2:00:00": 120}.items():
         assert partition.parse_time_limit_min(limit) == minutes
     assert partition.parse_time_limit_min("infinite") == partition.parse_time_limit_min("n/a") == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [
+        ("22.05.8", ""),
+        ("26.05.5", ""),
+        ("21.08.8-2", "SLURM's version is 21.08.8-2, and tests run with 22.05 to 26.05: "),
+        ("26.11.0", "SLURM's version is 26.11.0, and tests run with 22.05 to 26.05: "),
+    ],
+)
+def test_an_untested_version_of_slurm_is_told_with_those_tested(
+    programs: Programs, version: str, sentence: str
+) -> None:
+    programs.prints("scontrol", f"SLURM_CONF = /etc/slurm.conf\nSLURM_VERSION           = {version}")
+    told = partition.describe_untested_version()
+    assert told.startswith(sentence)
+    assert bool(told) == bool(sentence)
 
 
 def test_this_machine_is_examined_too(here: Command) -> None:

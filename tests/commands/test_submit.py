@@ -43,6 +43,9 @@ def test_options_that_can_not_be_sbatchs_are_refused(here: Command) -> None:
         ("-- --nodes=3", "--nodes=3 would replace", "workers and cluster.workers_per_node"),
         ("cluster.sbatch=[--requeue]", "--requeue would replace", "cluster.requeues"),
         ("cluster.mem_gb=4 -- --mem=1G", "--mem=1G would replace", "cluster.mem_gb"),
+        ("device=cuda cluster.gres=gpu -- --gpus-per-node=4", "--gres=gpu:1 and --gpus-per-node=4", "26.05"),
+        ("device=cuda cluster.gres=null -- --gres=gpu:4", "--gres=gpu:4 and --gpus-per-node=1", "keep one"),
+        ("device=cuda cluster.gres=null cluster.srun=['--gres=gpu:a100:1']", "--gres=gpu:a100:1 and --gpus"),
     ):
         refused(here("plan", *ON_SLURM, *words.split()), *answers)
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}

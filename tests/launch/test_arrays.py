@@ -157,6 +157,12 @@ def test_outside_of_one_the_way_into_one_is_told(here: Command) -> None:
 
 
 @pytest.mark.usefixtures("allocation")
+def test_a_node_without_a_task_is_refused(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
+    refused(here(*WORDS), "has 2 tasks on 4 nodes", "give sbatch --ntasks=4 or more, or --nodes=2")
+
+
+@pytest.mark.usefixtures("allocation")
 @pytest.mark.parametrize("places", ["4", "2(x2)", "1,3"])
 def test_tasks_that_the_script_asks_for_in_place_of_those_of_each_node_are_told(
     here: Command, monkeypatch: pytest.MonkeyPatch, places: str

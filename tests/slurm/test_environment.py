@@ -49,6 +49,19 @@ def test_a_process_knows_whether_it_is_one_of_several(monkeypatch: pytest.Monkey
         environment.find_launcher_group()
 
 
+def test_visible_gpus_are_read_as_cuda_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, UUID (SLURM's Flags=env_uuid) or slice; an unknown word ends the list, a slice is alone."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment.visible_gpus() is None
+    for value, names in {
+        "2,3": ["2", "3"], "": [], "0, 1": ["0", "1"], "0,-1,1": ["0"], "NoDevFiles": [],
+        "GPU-8932f937,GPU-1dfe3b5c": ["GPU-8932f937", "GPU-1dfe3b5c"],
+        "MIG-2f0a,MIG-77c1": ["MIG-2f0a"], "MIG-GPU-8932f937/1/0": ["MIG-GPU-8932f937/1/0"],
+    }.items():  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert environment.visible_gpus() == names, value
+
+
 def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

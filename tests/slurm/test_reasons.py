@@ -16,7 +16,7 @@ def words(text: str) -> Iterator[str]:
         yield from map("".join, itertools.product(*parts))
 
 
-# Every reason of SLURM 25.11, by what is to be told of it (src/common/job_state_reason.c).
+# Every reason of SLURM 25.11, and two of 26.11, by what is to be told of it (src/common/job_state_reason.c).
 RESOURCES = "BB/Billing/Energy/GRES/License/Unknown"
 BUDGET = f"""
     Assoc/QOS Grp CPUMinutesLimit/NodeMinutes/WallLimit
@@ -47,7 +47,7 @@ SHARED = f"""
     AssocMaxJobsLimit/AssocMaxSubmitJobLimit
     Association/QOS JobLimit/ResourceLimit
 """
-HELD = "JobHeldUser/JobHeldAdmin/JobHoldMaxRequeue"
+HELD = "JobHeldUser/JobHeldAdmin/JobHoldMaxRequeue/JobHoldMaxNodeFailRequeue/JobHoldMaxPreemptRequeue"
 PASSES = """
     None/Prolog/Priority/Dependency/Resources/BeginTime/Licenses/Reservation/ReqNodeNotAvail/FrontEndDown
     SchedDefer/NodeDown/SystemFailure/JobLaunchFailure/NonZeroExitCode/RaisedSignal/TimeLimit/InactiveLimit
@@ -72,7 +72,33 @@ def test_each_reason_of_slurm_is_told_as_what_it_is() -> None:
             assert said.startswith(reason) or reason == "None"
             assert all(sign in said for sign in signs), said
             assert sum(sign in said for sign in SIGNS[:3]) == bool(signs), said
-    assert len(reasons) == 217  # one of them, QOSMaxBBMinutesPerJob, SLURM calls Assoc...
+    assert len(reasons) == 219  # one of them, QOSMaxBBMinutesPerJob, SLURM calls Assoc...
+
+
+# As SLURM 26.05 has them (libslurmfull); scontrol writes underscores for blanks.
+TOPOLOGY = (
+    "No suitable topology unit found for segment", "Insufficient resources in topology unit",
+    "No_available_nodes_in_topology", "Exceeded maximum node limit during topology allocation",
+)  # fmt: skip
+
+
+def test_a_reason_that_names_the_topology_is_told_with_what_ends_it() -> None:
+    for reason in TOPOLOGY:
+        said = explain_pending_reason(reason)
+        assert said.startswith(f"{reason}: it begins when enough nodes that lie together")
+        assert "--segment, --switches and --nodelist out of cluster.sbatch" in said
+
+
+def test_a_job_that_is_held_after_failures_is_told_of_the_limit() -> None:
+    for reason, limit in {
+        "JobHoldMaxRequeue": "MaxBatchRequeue",
+        "JobHoldMaxNodeFailRequeue": "its nodes failed more often than MaxNodeFailRequeue of slurm.conf",
+        "node_failure_requeue_limit_exceeded_requeued_held": "MaxNodeFailRequeue",
+        "preemption_requeue_limit_exceeded_requeued_held": "MaxPreemptRequeue",
+    }.items():
+        said = explain_pending_reason(reason)
+        assert limit in said
+        assert UNTIL_RELEASED in said
 
 
 def test_more_cores_than_a_partition_has_are_no_fault_of_its_name() -> None:
@@ -91,6 +117,8 @@ REFUSALS = {
     "sbatch: error: Batch job submission failed: Invalid qos specification": "change cluster.qos",
     "sbatch: error: Batch job submission failed: Requested time limit is invalid": "cluster.time_min",
     "User's group not permitted to use this partition": "change cluster.partition",
+    "sbatch: error: Requested topology configuration is not available": "the --segment, --switches",
+    "sbatch: error: Invalid --segment specification": "change the --segment of cluster.sbatch",
     # A reason's word tells more than the sentence behind it, which is the same for all.
     f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}": "change cluster.time_min",
     f"sbatch: error: QOSMaxGRESPerJob\nsbatch: error: {POLICY}": "change cluster.workers_per_node",

@@ -62,6 +62,7 @@ EXPORTED = {
 # Of containers, names alone are told: values may be secret.
 OF_CONTAINERS = {
     "PYXIS_CONTAINER_IMAGE": CHOSEN,
+    "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image": CHOSEN,
     "APPTAINER_BIND": CHOSEN,
     "APPTAINERENV_OMP_NUM_THREADS": CHOSEN,
     "SINGULARITY_DOCKER_PASSWORD": CHOSEN,

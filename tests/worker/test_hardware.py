@@ -174,6 +174,17 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
     assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
 
 
+def test_slices_of_one_gpu_are_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers give all slices the UUID of their GPU; CUDA_VISIBLE_DEVICES has names of their own."""
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=1, pci_device_id=0, uuid="8932f937")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
+    identities = set()
+    for visible in ("MIG-2f0a", "MIG-77c1", "GPU-8932f937", "0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        identities.add(hardware.gpu_identity(GPU))
+    assert len(identities) == 3
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_what_the_driver_says() -> None:

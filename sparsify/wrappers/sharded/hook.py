@@ -79,8 +79,10 @@ class ShardHook(HookBase):
             synchronisation; all raise `NonFiniteShardError`. Not for dense.
         within: how gradients are reduced within a replica: None, as torch does; or a `qgz` without feedback,
             of which the reduce-scatter is taken: 4 or 8 bits an element.
-        seed, select, steps_per_epoch, debug: as for `sparsify.distribute`; `epoch` is set on what this
-            returns.
+        seed: as for `sparsify.distribute`.
+        select: as for `sparsify.distribute`.
+        steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
+        debug: as for `sparsify.distribute`.
 
     Attributes:
         last_report: what this worker sent to other replicas in the last step, see
