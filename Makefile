@@ -107,14 +107,14 @@ clean: ## remove .venv and caches; results stay
 # Three layers of one environment: what figures need, what runs need, what developers need. A stamp says that a
 # layer is whole; pip is what an environment gets last, so without it the making was broken off.
 $(VENV)/bin/pip:
-	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	@$(PYTHON) experiments/versions.py
 	$(PYTHON) -m venv $(VENV)
 
 ifneq ($(WHEELS),)
 # Without a network: what $(PYTHON) has, torch above all, and the wheels that were carried, without a question.
 $(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
 	@[ -n "$^" ] || { echo "WHEELS=$(WHEELS): there are no wheels; docs/measuring.md says how pip downloads them" >&2; exit 1; }
-	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	@$(PYTHON) experiments/versions.py
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	@rm -f $@ && $(VENV)/bin/python -m pip install --quiet --no-index --no-deps $^ \
 	 && touch $(VENV)/.figures $(VENV)/.train $@
@@ -144,9 +144,3 @@ $(error TORCH=$(TORCH): must be auto, cpu or cuda)
 endif
 TAKES_CPU_BUILD = [ $(TORCH) = cpu ] || { [ $(TORCH) = auto ] && ! nvidia-smi -L && ! command -v sbatch; } >/dev/null 2>&1
 CPU_BUILD = $$(sed -n 's/^\(torch\(vision\)*==[0-9.]*\).*/\1+cpu/p' constraints.txt)
-
-# A program for any Python, on one line.
-CHECK_PYTHON := import re, sys; \
-  low, high = map(int, re.search("python = .>=3.([0-9]+),<3.([0-9]+)", open("pyproject.toml").read()).groups()); \
-  sys.exit(None if (3, low) <= sys.version_info[:2] < (3, high) else "this needs Python 3.%d to 3.%d, and \
-  $(PYTHON) is %d.%d: call make PYTHON=python3.%d" % ((low, high - 1) + sys.version_info[:2] + (high - 1,)))
