@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers dist sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -90,6 +90,10 @@ docs: $(VENV)/.dev requirements/docs.txt ## the pages of docs/ as a site with a 
 	@$(PIP) -r requirements/docs.txt
 	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
 	@echo "build/site/index.html; for its search: $(VENV)/bin/python -m http.server -d build/site"
+
+dist: $(VENV)/.dev requirements/dist.txt ## the library as wheel and source archive in build/dist, checked; says what a release lacks
+	@$(PIP) -r requirements/dist.txt
+	@$(VENV)/bin/python -m tests.dist build/dist
 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)
