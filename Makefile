@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers dist sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -91,6 +91,10 @@ docs: $(VENV)/.dev requirements/docs.txt ## the pages of docs/ as a site with a 
 	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/site/mkdocs.yml
 	@echo "build/site/index.html; for its search: $(VENV)/bin/python -m http.server -d build/site"
 
+dist: $(VENV)/.dev requirements/dist.txt ## the library as wheel and source archive in build/dist, checked; says what a release lacks
+	@$(PIP) -r requirements/dist.txt
+	@$(VENV)/bin/python -m tests.dist build/dist
+
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)
 
@@ -107,14 +111,14 @@ clean: ## remove .venv and caches; results stay
 # Three layers of one environment: what figures need, what runs need, what developers need. A stamp says that a
 # layer is whole; pip is what an environment gets last, so without it the making was broken off.
 $(VENV)/bin/pip:
-	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	@$(PYTHON) experiments/versions.py
 	$(PYTHON) -m venv $(VENV)
 
 ifneq ($(WHEELS),)
 # Without a network: what $(PYTHON) has, torch above all, and the wheels that were carried, without a question.
 $(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
 	@[ -n "$^" ] || { echo "WHEELS=$(WHEELS): there are no wheels; docs/measuring.md says how pip downloads them" >&2; exit 1; }
-	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	@$(PYTHON) experiments/versions.py
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	@rm -f $@ && $(VENV)/bin/python -m pip install --quiet --no-index --no-deps $^ \
 	 && touch $(VENV)/.figures $(VENV)/.train $@
@@ -144,9 +148,3 @@ $(error TORCH=$(TORCH): must be auto, cpu or cuda)
 endif
 TAKES_CPU_BUILD = [ $(TORCH) = cpu ] || { [ $(TORCH) = auto ] && ! nvidia-smi -L && ! command -v sbatch; } >/dev/null 2>&1
 CPU_BUILD = $$(sed -n 's/^\(torch\(vision\)*==[0-9.]*\).*/\1+cpu/p' constraints.txt)
-
-# A program for any Python, on one line.
-CHECK_PYTHON := import re, sys; \
-  low, high = map(int, re.search("python = .>=3.([0-9]+),<3.([0-9]+)", open("pyproject.toml").read()).groups()); \
-  sys.exit(None if (3, low) <= sys.version_info[:2] < (3, high) else "this needs Python 3.%d to 3.%d, and \
-  $(PYTHON) is %d.%d: call make PYTHON=python3.%d" % ((low, high - 1) + sys.version_info[:2] + (high - 1,)))

@@ -2,3 +2,7 @@
 
 The trunk that joins sparsify, slurm and analysis.
 """
+
+from experiments.versions import check_python
+
+check_python()

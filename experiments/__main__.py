@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from analysis.records.terminal_escapes import EscapingStream
+from experiments.versions import check_packages
 from experiments.worker.errors import NO_SPACE, explain_import_error
 from slurm import environment
 from sparsify.ranges import describe_unknown
@@ -48,6 +49,7 @@ def main(words: Sequence[str]) -> int:
 def _run_command(words: Sequence[str]) -> int:
     is_traced = "--traceback" in words
     try:
+        check_packages()
         code = _parse_command(words)()
         print(end="", flush=True)
         return code

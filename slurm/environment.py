@@ -263,16 +263,17 @@ def count_task_slots() -> int | None:
     return sum(int(tasks) * int(nodes or 1) for tasks, nodes in matches)
 
 
-# What a record keeps: SLURM's description of the job, and Horovod's settings that affect its speed; others
-# of Horovod's are hosts and ranks.
+# What a record keeps: SLURM's description of the job, Horovod's settings that affect its speed (others of its
+# own are hosts and ranks), and whether torch leaves its collectives to TorchComms.
 RECORDED_VARIABLE = re.compile(
     r"SLURM_(JOB_ID|JOB_PARTITION|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE)"
     r"|HOROVOD_(AUTOTUNE|BATCH_D2D_MEMCOPIES|CACHE_CAPACITY|CONTROLLER|CYCLE_TIME|FUSION_THRESHOLD)"
     r"|HOROVOD_((CPU|GPU)_OPERATIONS|HIERARCHICAL_ALL(GATHER|REDUCE)|NUM_NCCL_STREAMS)"
+    r"|TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 )
 
 
-def recorded_variables(program: Literal["SLURM", "HOROVOD"]) -> dict[str, str]:
+def recorded_variables(program: Literal["SLURM", "HOROVOD", "TORCH"]) -> dict[str, str]:
     """Return the variables of a program that a record keeps."""
     return {
         name: value

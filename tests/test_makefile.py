@@ -40,6 +40,8 @@ class Checkout:
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder)
         shutil.copytree(ROOT / "requirements", folder / "requirements")
+        (folder / "experiments").mkdir()
+        shutil.copy(ROOT / "experiments" / "versions.py", folder / "experiments")
         write_program(folder / "python", PYTHON)
 
     def fail(self, *words: str, **variables: str) -> str:
@@ -112,12 +114,12 @@ def test_figures_need_no_torch(checkout: Checkout) -> None:
 
 
 def test_an_unsupported_python_is_refused_with_a_sentence(checkout: Checkout) -> None:
-    project = checkout.folder / "pyproject.toml"
-    project.write_text(project.read_text().replace('">=3.10,<3.14"', '">=3.98,<3.100"'))
+    versions = checkout.folder / "experiments" / "versions.py"
+    versions.write_text(versions.read_text().replace("((3, 10), (3, 14))", "((3, 98), (3, 99))"))
     said = checkout.fail("venv/.figures")
     (line,) = (line for line in said.splitlines() if not line.startswith("make"))
     assert "needs Python 3.98 to 3.99" in line
-    assert "make PYTHON=" in line
+    assert "make PYTHON=python3.99" in line
     assert not (checkout.folder / "venv").exists()
 
 

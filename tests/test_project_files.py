@@ -6,10 +6,13 @@ import re
 
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import sparsify
+from experiments import versions
 from sparsify.core.checks import DISTRIBUTION
+from sparsify.wrappers.sharded import units
 from tests.conftest import ROOT
 
 
@@ -42,3 +45,17 @@ def test_every_requirement_has_one_range_and_is_pinned_within_it() -> None:
             assert exact.version in wanted.specifier, wanted
             ranges.setdefault(wanted.name, set()).add(str(wanted.specifier))
     assert all(len(found) == 1 for found in ranges.values()), ranges
+
+
+def test_versions_that_are_refused_are_those_that_pip_would_not_install() -> None:
+    python = re.findall('requires-python = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    wanted = {
+        each.name: each for name in ("library", "figures") for each in lines_of(f"requirements/{name}.txt")
+    }
+    specifiers = {name: wanted[name].specifier for name in versions.PACKAGES}
+    specifiers["python"] = SpecifierSet(python[0])
+    for name, (oldest, newest) in {**versions.PACKAGES, "python": versions.PYTHON}.items():
+        major, minor = oldest
+        accepted = [f"{major}.{other}" for other in range(50) if f"{major}.{other}.9" in specifiers[name]]
+        assert accepted == [f"{major}.{other}" for other in range(minor, newest[1] + 1)]
+    assert versions.PACKAGES["torch"] == (units.OLDEST_TORCH, units.NEWEST_TORCH)

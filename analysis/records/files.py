@@ -369,18 +369,25 @@ def convert_to_schema(content: Any, schema: Any, path: Path, where: str = "") ->
         raise DamagedFileError(path, f"is not as it was written{where}: {error}") from error
 
 
-def _find_unstorable(value: Any, depth: int = 0) -> str:
+def _has_half_of_character(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _find_unstorable(content: Any) -> str:
     """Return the name of what no table could hold, whatever the schema; "" where there is nothing."""
-    if depth > MAX_DEPTH:
-        return "lists and objects nested too deeply"
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        return next(filter(None, (_find_unstorable(part, depth + 1) for part in value)), "")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return "a whole number of more than 64 bits"
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
-        return "half of a character"
+    pending: list[tuple[Any, int]] = [(content, 0)]  # no recursion: the caller may be at Python's limit
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            return "lists and objects nested too deeply"
+        if isinstance(value, dict):
+            value = [*value, *value.values()]
+        if isinstance(value, list):
+            pending += [(part, depth + 1) for part in value]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return "a whole number of more than 64 bits"
+        elif isinstance(value, str) and _has_half_of_character(value):
+            return "half of a character"
     return ""
 
 

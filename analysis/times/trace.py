@@ -105,7 +105,8 @@ def _slice_events(slices: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
     Each ends where the next one begins at the latest, for slices of a thread must not overlap.
     """
     room = -slices["start_ns"].diff(-1)
-    duration_ns = slices["duration_ns"].where(~(slices["duration_ns"] > room), room)
+    duration_ns = slices["duration_ns"].astype(float)
+    duration_ns = duration_ns.where(~(duration_ns > room), room)
     is_step = lane == STEP_LANE
     for row in slices.assign(duration_ns=duration_ns).to_dict("records"):
         variant = str(row["key"]).partition("/")[2]

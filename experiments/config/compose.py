@@ -13,11 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -54,6 +56,8 @@ from sparsify.ranges import check_value, describe_unknown, format_value, is_allo
 
 KEYS_SET_BY_ALTERNATION = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS_ADVICE = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
+# Hydra 1.3 behaves as 1.1 where it is not told otherwise, and 1.4 warns where it is told anything.
+VERSION_BASE = {"version_base": "1.3"} if hydra_version.startswith("1.3.") else {}
 
 
 @dataclass(frozen=True)
@@ -333,13 +337,15 @@ def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTre
     store = ConfigStore.instance()
     for noun, registry in REGISTRIES.items():
         for name in {*registry.names()} - {*files_by_option(noun)}:
-            store.store(group=noun, name=name, node={"name": name})
+            # Hydra 1.4 warns of a name that is stored again, and 1.3 has no `replace=` to say that it may be.
+            if store.get_type(f"{noun}/{name}.yaml") == ObjectType.NOT_FOUND:
+                store.store(group=noun, name=name, node={"name": name})
     Plugins.instance()  # its own, of which ours replaces one
     SourcesRegistry.instance().types["file"] = SizeLimitedConfigSource
     GlobalHydra.instance().clear()
     paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
     try:
-        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+        with initialize_config_dir(str(folders[0]), **VERSION_BASE):
             words = [*choices, f"hydra.searchpath=[{paths}]"]
             composed = compose("config", overrides=words, return_hydra_config=True)
         runtime_choices = composed.hydra.runtime.choices

@@ -130,7 +130,9 @@ def nested_settings_class(allowed: Any) -> type[Settings] | None:
     """Return the class of a part, from the type of its field; None where the field is a single setting."""
     if get_origin(allowed) in (Annotated, Union, UnionType):
         return next(filter(None, map(nested_settings_class, get_args(allowed))), None)
-    return allowed if isinstance(allowed, type) and issubclass(allowed, Settings) else None
+    # Python 3.10 calls tuple[int] a type.
+    is_class = isinstance(allowed, type) and get_origin(allowed) is None
+    return allowed if is_class and issubclass(allowed, Settings) else None
 
 
 @cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from analysis.records.files import FolderReplacementDetector
 from analysis.records.store import Attempt
 from experiments.training.stop_signal import Preempted, StopSignal
+from experiments.versions import check_packages
 from experiments.worker.errors import print_and_write_failure
 from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
@@ -38,6 +39,7 @@ def run_worker_process(
     if Attempt(Path(orders.attempt_folder)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
+        check_packages()
         with worker_process.exclude_loaded_objects_from_gc():
             from experiments.training.task import patch_optimizers_to_skip_compiler  # torch comes with it
             from experiments.worker.run import execute_run

@@ -172,7 +172,7 @@ def measure_and_fit_collectives(comm: Comm, pair: tuple[int, int], effort: Probe
     Args:
         pair: from whom to whom a permutation goes.
     """
-    direct_kinds = DIRECT_KINDS if effort.tries_direct else ()
+    direct_kinds = DIRECT_KINDS if effort.tries_direct and not comm.uses_torchcomms() else ()
     senders = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in direct_kinds)]
     cases = [
         [ProbeCase.create(sender, kind, size, pair) for size in effort.collective_sizes]

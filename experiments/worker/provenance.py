@@ -20,7 +20,9 @@ from experiments.worker.hardware import gpu_bus_id
 from slurm import environment, gpus
 from sparsify.core import huge_pages
 
-PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod", "torchcomms",
+)  # fmt: skip
 
 
 def collect_provenance(data_name: str, data_digest: str, device: torch.device) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def collect_provenance(data_name: str, data_digest: str, device: torch.device) -
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.recorded_variables("SLURM"),
         "horovod": environment.recorded_variables("HOROVOD"),
+        "torch": environment.recorded_variables("TORCH"),
         "image": None,  # no container
     }
 

@@ -98,6 +98,10 @@ class Comm(Protocol):
         seconds = self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0
         return PredictedCost(collective, seconds)
 
+    def uses_torchcomms(self) -> bool:
+        """Return True if TorchComms carries out the collectives, in the place of torch's own backends."""
+        return False
+
     def lagged_max(self, number: int) -> int:
         """Hand in a number, 0 or more, and return the largest that was handed in at the call before.
 
@@ -256,6 +260,9 @@ class PartlyForwardingComm(Comm):
 
     def predict_cost(self, kind: str, nbytes: int, size: int) -> PredictedCost:
         return self.comm.predict_cost(kind, nbytes, size)
+
+    def uses_torchcomms(self) -> bool:
+        return self.comm.uses_torchcomms()
 
     def lagged_max(self, number: int) -> int:
         return self.comm.lagged_max(number)

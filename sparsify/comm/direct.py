@@ -31,6 +31,9 @@ class DirectComm(PartlyForwardingComm):
         comm: another communicator, which carries out all other collectives.
         max_bytes_by_kind: bytes up to which all_reduce and all_gather are sent directly; None: all are.
         links: of direct collectives, where somebody has measured them.
+
+    Raises:
+        ValueError: TorchComms carries out the collectives.
     """
 
     def __init__(
@@ -39,6 +42,12 @@ class DirectComm(PartlyForwardingComm):
         max_bytes_by_kind: Mapping[str, float] | None = None,
         links: Mapping[str, Link] | None = None,
     ) -> None:
+        if comm.uses_torchcomms():
+            raise ValueError(
+                "DirectComm was not tried with TorchComms, to which torch leaves its collectives where "
+                "TORCH_DISTRIBUTED_USE_TORCHCOMMS=1: unset that variable, or do without DirectComm "
+                "(collectives=backend)"
+            )
         super().__init__(comm)
         self.algorithm = DIRECT_ALGORITHM
         self.links = links or {}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -176,6 +177,10 @@ class TorchComm(ProcessComm):
     def barrier(self) -> None:
         with self._collective("barrier"):
             dist.barrier(self.group)
+
+    def uses_torchcomms(self) -> bool:
+        is_told = getattr(getattr(dist, "config", None), "use_torchcomms", False)  # newer versions have it
+        return bool(is_told) and find_spec("torchcomms") is not None
 
     def _begin_max(self, number: int) -> Callable[[], Tensor]:
         # On a gloo group of its own, also beside nccl: numbers are the host's, so no stream waits for them.

@@ -236,8 +236,10 @@ def _read_constant(path: Path, name: str, modified_ns: int) -> Any:
 def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
+    except SyntaxError as error:
         raise _make_broken_file(error, path) from error
+    except ValueError as error:  # Python 3.10, of zero bytes
+        raise BrokenFile(f"{path}: {error}") from error
 
 
 def _select_statements(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 STEP = b'{"kind":"step","step":0,"epoch":1,"start_s":0.0,"step_s":1.0}'
 LOOK = b'{"kind":"look","step":0,"what":"norms","of":"all","xs":[0.0],"values":[1.0]}'
 DEPTHS = (50, 900, 990, 5_000, 100_000)  # around Python's limit, which the frames of a caller count for
@@ -20,7 +22,8 @@ def _nested() -> dict[str, bytes]:
         found[f"{depth} objects"] = objects
         found[f"a step with {depth} lists"] = _with(STEP, b'"unknown":' + lists)
         found[f"a step with {depth} objects"] = _with(STEP, b'"unknown":' + objects)
-        if depth > 1_000:  # what else a look may have is passed over where it can be read
+        # What else a look may have is passed over where it can be read, as newer Pythons can.
+        if depth > 1_000 and sys.version_info < (3, 14):
             found[f"a look with {depth} lists"] = _with(LOOK, b'"unknown":' + lists)
         found[f"a step of {depth} lists"] = STEP.replace(b'"step":0', b'"step":' + lists)
         found[f"a variant of {depth} objects"] = _with(STEP, b'"variant":' + objects)

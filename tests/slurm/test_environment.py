@@ -70,6 +70,12 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
     assert environment.recorded_variables("HOROVOD") == {"HOROVOD_CYCLE_TIME": "0.1"}
 
 
+def test_it_is_recorded_whether_torch_was_told_to_use_torchcomms(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "TORCH_HOME": "/home/somebody"}
+    monkeypatch.setattr(os, "environ", told)
+    assert environment.recorded_variables("TORCH") == {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+
+
 @pytest.mark.parametrize(
     ("variable", "ask"),
     [

@@ -138,6 +138,11 @@ def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_siz
     assert fits.direct_bytes == {"all_reduce": 2 * 400, "all_gather": 400}
 
 
+def test_collectives_of_torchcomms_are_not_tried_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual.VirtualComm, "uses_torchcomms", lambda comm: True)
+    assert not calibrate(monkeypatch, 2, own=[2, 2], direct=[]).direct
+
+
 def test_the_word_collectives_decides_how_they_travel() -> None:
     probed = FOUND._asdict()
     near = {**probed, "direct": {}, "direct_bytes": {}}

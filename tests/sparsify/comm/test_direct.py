@@ -77,3 +77,9 @@ def test_what_is_larger_than_it_may_be_travels_as_before() -> None:
 
     # Of three workers: two messages at once, or two rounds of a tree.
     assert virtual.run(3, body) == [([True, False, False, False], 2.0 + 200.0)] * 3
+
+
+def test_collectives_of_torchcomms_are_not_sent_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual.VirtualComm, "uses_torchcomms", lambda comm: True)
+    with pytest.raises(ValueError, match="TORCH_DISTRIBUTED_USE_TORCHCOMMS=1: unset that variable"):
+        virtual.run(2, lambda comm: DirectComm(CountingComm(comm)))

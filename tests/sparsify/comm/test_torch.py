@@ -92,3 +92,17 @@ WRONG = [
 def test_only_a_lost_peer_is_a_lost_worker() -> None:
     assert [error for error in LOST if not is_lost_worker_error(error)] == []
     assert [error for error in WRONG if is_lost_worker_error(error)] == []
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_knows_whether_torchcomms_carries_out_its_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comm = TorchComm()
+    installed = ["torchcomms"]
+    monkeypatch.setattr("sparsify.comm.torch.find_spec", lambda name: name in installed or None)
+    assert not comm.uses_torchcomms()
+    monkeypatch.setattr(dist, "config", Mock(use_torchcomms=True))
+    assert comm.uses_torchcomms()
+    installed.clear()
+    assert not comm.uses_torchcomms()

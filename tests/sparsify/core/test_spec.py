@@ -66,7 +66,7 @@ def test_defaults_may_be_expressions_and_annotations_are_ranges(registry: Regist
         ("def broken(a: int = 1:\n    pass\n", "broken.py, line 1: "),
         ("\n\ndef another():\n    pass\n", "broken.py has no function broken"),
         ("\ndef broken(a: int = 1 / 0):\n    pass\n", "broken.py, line 2: ZeroDivisionError"),
-        ("def broken(a: Nothing = 1):\n    pass\n", "broken.py, line 1: NameError: name 'Nothing'"),
+        ("def broken(a: Nothing = 1):\n    pass\n", "NameError: name 'Nothing'"),
         ("def broken(\n    a: int = here(),\n):\n    pass\n", "broken.py, line 2: NameError: name 'here'"),
         ("A = A\ndef broken(a: int = A):\n    pass\n", "broken.py, line 1: NameError: name 'A'"),
         ("def broken():\n    '\0'\n", "broken.py"),
