@@ -26,7 +26,8 @@ from analysis import plots
 from analysis.benchmark.cells import CELL_WORDS, Cell, aggregate_column, select_and_sort_table_cells
 from analysis.benchmark.files import EntryFile
 from analysis.pictures import style
-from analysis.pictures.numbers import format_brief, format_number, format_with_interval
+from analysis.pictures.links import describe_link
+from analysis.pictures.numbers import format_number, format_with_interval
 from analysis.report.pages import SOURCE_FOLDER as REPORT
 from analysis.site import NavigationLink, StaticSite
 
@@ -104,13 +105,16 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
         shutil.copy(asset, folder)
     titles = {"cells": "All cells", "rules": "Rules", "words": "Words"}
     navigation = [
-        *(NavigationLink(f"link-{link.name}", f"link-{link.name}.html", link.name) for link in content.links),
+        *(
+            NavigationLink(f"link-{link.name}", f"link-{link.name}.html", describe_link(link.name))
+            for link in content.links
+        ),
         *(NavigationLink(page, f"{page}.html", title) for page, title in titles.items()),
     ]
     filters = {
+        "link_words": describe_link,
         "value": format_with_interval,
-        "brief": lambda value: "" if value is None else format_brief(value),
-        "number": format_number,
+        "number": lambda value: "" if value is None else format_number(value),
     }
     site = StaticSite(
         folder,

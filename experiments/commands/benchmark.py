@@ -11,7 +11,8 @@ from analysis.benchmark.agreement import compare_measurements
 from analysis.benchmark.cells import Cell, ComposedTimeCheck, compare_composed_times, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_newest_entries
 from analysis.pictures import captions
-from analysis.pictures.numbers import format_brief
+from analysis.pictures.links import describe_link
+from analysis.pictures.numbers import format_number
 from analysis.tables import Table
 from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
@@ -109,12 +110,15 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
 
 def make_agreement_table(cells: Sequence[Cell], other_cells: Sequence[Cell]) -> Table:
     """Return a table of the agreement of two measurements, by link."""
+    agreements = (
+        row._replace(link=describe_link(row.link)) for row in compare_measurements(cells, other_cells)
+    )
     rows = [
         {
             title: 100 * getattr(row, name) if unit == "%" else getattr(row, name)
             for name, (title, unit) in AGREEMENT_COLUMNS.items()
         }
-        for row in compare_measurements(cells, other_cells)
+        for row in agreements
     ]
     units = {title: unit for title, unit in AGREEMENT_COLUMNS.values() if unit}
     return Table.from_rows("Two measurements", rows, units)
@@ -125,8 +129,9 @@ def _describe_composing(composed_times: Sequence[ComposedTimeCheck]) -> str:
     if not composed_times:
         return ""
     errors = captions.join_with_and(
-        f"{format_brief(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, "
-        f"{time.link}: {format_brief(time.real_min)} minutes, {format_brief(time.composed_min)} composed)"
+        f"{format_number(time.error_percent, 2)} % ({time.entry}, {time.task}, {time.workers} workers, "
+        f"{describe_link(time.link)}: {format_number(time.real_min)} minutes, "
+        f"{format_number(time.composed_min)} composed)"
         for time in composed_times
     )
     return f"Times are composed. Trainings in real time as a whole were off by {errors}."
@@ -141,9 +146,9 @@ def _describe_link(cells: Sequence[Cell], link: str) -> str:
         return "Simulated: times of exchanges are a model's."
     if rows["gbit_s"].isna().all():
         return ""
-    limits = [format_brief(rows["gbit_s"].min()), format_brief(rows["gbit_s"].max())]
+    limits = [format_number(rows["gbit_s"].min()), format_number(rows["gbit_s"].max())]
     delays = rows["delay_ms"].dropna()
-    delay = f"; {format_brief(delays.median())} ms one way, found alone" if len(delays) else ""
+    delay = f"; {format_number(delays.median())} ms one way, found alone" if len(delays) else ""
     rate = " to ".join(dict.fromkeys(limits))
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."
 
@@ -155,5 +160,5 @@ def _claim_rows(
     for claim in entry.statement.claims:
         row = verdict_by_claim.get(claim)
         if row is not None:
-            ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
+            ours = row["ours"] and f"{format_number(float(row['ours']))} {row['unit']}".strip()
             yield site.EntryClaimRow(row["claim"], row["paper"], ours, row["verdict"])

@@ -164,5 +164,5 @@ def test_a_line_on_a_cell_that_misses_the_target_tells_no_gain() -> None:
     """Seeds that reach it may be quick: its time is infinite all the same."""
     assert "times as soon as dense" in describe_cell(cell())
     assert describe_cell(cell(word="misses the target")) == (
-        "topk on gpt-ptb, 4 workers, internet_100m_50ms: misses the target"
+        "topk on gpt-ptb, 4 workers, 100 Mbit/s and 50 ms one way: misses the target"
     )
