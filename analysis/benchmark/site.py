@@ -14,9 +14,9 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from markdown_it import MarkdownIt
@@ -111,7 +111,7 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
         ),
         *(NavigationLink(page, f"{page}.html", title) for page, title in titles.items()),
     ]
-    filters = {
+    filters: dict[str, Callable[..., Any]] = {
         "link_words": describe_link,
         "value": format_with_interval,
         "number": lambda value: "" if value is None else format_number(value),

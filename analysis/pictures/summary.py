@@ -94,7 +94,7 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
         return
     for values, rows in frames.runs.groupby(varying, sort=False, dropna=False):
         words = {
-            name: describe_link_as_found(value, rows)
+            name: describe_link_as_found(str(value), rows)
             if name == LINK_COLUMN
             else f"{CELL_COLUMNS[name]}{value}"
             for name, value in zip(varying, values, strict=True)

@@ -89,8 +89,9 @@ def dataset_names(folder: Path) -> list[str]:
 def _read_preset_names() -> Iterator[str]:
     """Yield the keys of the table `PRESETS`, which is not executed: its values need torch."""
     for statement in ast.parse(PRESETS_FILE.read_bytes()).body:
-        is_table = isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "PRESETS"
-        if is_table and isinstance(statement.value, ast.Dict):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
+            continue
+        if ast.unparse(statement.target) == "PRESETS":
             yield from (ast.literal_eval(key) for key in statement.value.keys if key is not None)
 
 
