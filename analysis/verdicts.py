@@ -186,7 +186,8 @@ def our_value_text(verdict: Verdict) -> str:
     if ours is None or math.isnan(ours.value):
         return ABSENT
     claim = verdict.claim
-    text = format_with_interval(ours, claim.unit, [*claim.band()[:2], *claim.partly_band()[:2]])
+    limits = [] if verdict.word in UNDECIDED else [*claim.band()[:2], *claim.partly_band()[:2]]
+    text = format_with_interval(ours, claim.unit, limits)
     marks = {SIMULATED: ", simulated", DERIVED: ", derived"}
     kinds = "".join(mark for kind, mark in marks.items() if kind in verdict.scale)
     return f"{text} (n = {format_count(ours.n, ours.sample_kind)}{kinds})"
