@@ -11,7 +11,10 @@ SLURM ?= system
 SHUFFLE ?= $(shell date +%s)
 TORCH ?= auto
 RUN := $(VENV)/bin/python -m experiments
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
+# Calls pip, and shows of what it says which files it downloads, with their sizes, and when it builds and installs.
+INSTALL = { $(PIP) $(1) || echo pip failed; } \
+  | sed -un -e '/^pip failed$$/q1' -e '/\.metadata/d' -e '/^ *\(Downloading\|Building\|Installing\)/p'
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers dist sif slurm-up slurm-down clean FORCE
@@ -81,18 +84,18 @@ gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS=
 
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
 	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \
-	 && $(PIP) --no-deps --force-reinstall "$$wheel" && $(PIP) cloudpickle packaging psutil pyyaml
+	 && $(PIP) --quiet --no-deps --force-reinstall "$$wheel" && $(PIP) --quiet cloudpickle packaging psutil pyyaml
 
 transformers: $(VENV)/.train ## Hugging Face's, for tasks with BERT or a masked autoencoder
-	@$(PIP) -r requirements/transformers.txt
+	@$(call INSTALL,-r requirements/transformers.txt)
 
 docs: $(VENV)/.dev requirements/docs.txt ## the pages of docs/ as a site with a search and the library's reference, into build/site
-	@$(PIP) -r requirements/docs.txt
+	@$(call INSTALL,-r requirements/docs.txt)
 	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/site/mkdocs.yml
 	@echo "build/site/index.html; for its search: $(VENV)/bin/python -m http.server -d build/site"
 
 dist: $(VENV)/.dev requirements/dist.txt ## the library as wheel and source archive in build/dist, checked; says what a release lacks
-	@$(PIP) -r requirements/dist.txt
+	@$(call INSTALL,-r requirements/dist.txt)
 	@$(VENV)/bin/python -m tests.dist build/dist
 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
@@ -108,8 +111,8 @@ slurm-down: ## stop that SLURM and its jobs; accounting and logs stay
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
-# Three layers of one environment: what figures need, what runs need, what developers need. A stamp says that a
-# layer is whole; pip is what an environment gets last, so without it the making was broken off.
+# Three layers of one environment: what figures need, what runs need besides, what developers need besides. A stamp says
+# that a layer is whole; pip is what an environment gets last, so without it the making was broken off.
 $(VENV)/bin/pip:
 	@$(PYTHON) experiments/versions.py
 	$(PYTHON) -m venv $(VENV)
@@ -125,20 +128,26 @@ $(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
 
 $(VENV)/.figures $(VENV)/.train: $(VENV)/.dev
 else
-$(VENV)/.figures: pyproject.toml constraints.txt $(wildcard requirements/*.txt) | $(VENV)/bin/pip
+LAYER_SOURCES := pyproject.toml constraints.txt $(wildcard requirements/*.txt)
+USERS.train = runs
+USERS.dev = runs, tests and checks
+
+$(VENV)/.figures: $(LAYER_SOURCES) | $(VENV)/bin/pip
 	@echo "installing what figures need into $(VENV)"
-	@rm -f $@ && $(PIP) -r requirements/figures.txt && touch $@
+	@rm -f $@ && $(call INSTALL,-r requirements/figures.txt) && touch $@
 
-$(VENV)/.train: $(VENV)/.figures
-	@echo "installing torch and what else runs need into $(VENV) (some minutes, once)"
+# One call of pip for all layers below: it chooses versions once, and no index is asked twice.
+$(VENV)/.train $(VENV)/.dev: $(LAYER_SOURCES) | $(VENV)/bin/pip
+	@echo "installing torch and what else $(USERS$(@F)) need into $(VENV) (some minutes, once)"
 	@rm -f $@
-	@if $(TAKES_CPU_BUILD); then $(PIP) $(CPU_BUILD) 2>/dev/null || echo "the index has no CPU build of torch, \
-	so this is the one for GPUs, 5 GB more; PIP_EXTRA_INDEX_URL may name an index that has it"; fi
-	@$(PIP) -e '.[train]' && touch $@
+	@if $(TAKES_CPU_BUILD); then \
+	   $(call INSTALL,$(CPU_BUILD) $(LAYER) 2>/dev/null) && exit; \
+	   echo "the index has no CPU build of torch, so this is the one for GPUs, 5 GB more; PIP_EXTRA_INDEX_URL may \
+	name an index that has it"; fi; \
+	 $(call INSTALL,$(LAYER))
+	@touch $(VENV)/.figures $(VENV)/.train $@
 
-$(VENV)/.dev: $(VENV)/.train
-	@echo "installing what tests and checks need into $(VENV)"
-	@rm -f $@ && $(PIP) -e '.[dev]' && touch $@
+LAYER = -e '.[$(subst .,,$(@F))]'
 endif
 
 # The build of torch: cpu; cuda, which runs without a GPU too; auto, which is cpu where there is neither a GPU nor a

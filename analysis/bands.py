@@ -6,7 +6,7 @@ import math
 from typing import Literal, NamedTuple
 
 from analysis.pictures.captions import join_with_and
-from analysis.pictures.numbers import format_number, format_with_unit
+from analysis.pictures.numbers import CHOSEN_DIGITS, format_number, format_with_unit
 from analysis.stats import Estimate
 
 Position = Literal["inside", "across a limit", "outside"]  # of an interval
@@ -40,7 +40,7 @@ class Band(NamedTuple):
         """Return the reason of a verdict: 'the interval includes the limit 5 %'."""
         position = self.interval_position(estimate)
         if position == "across a limit":
-            limits = [format_with_unit(limit, unit) for limit in self.crossed_limits(estimate)]
+            limits = [format_with_unit(limit, unit, CHOSEN_DIGITS) for limit in self.crossed_limits(estimate)]
             return f"the interval includes the limit {join_with_and(limits)}"
         return f"the interval lies {'within' if position == 'inside' else 'outside'} the band"
 
@@ -51,7 +51,8 @@ class Band(NamedTuple):
     def range_sentence(self, unit: str) -> str:
         """Return the band as a sentence: 'Holds from 1 to 2 ms.'."""
         if self.high == math.inf:
-            return f"Holds above {format_with_unit(self.low, unit)}."
+            return f"Holds above {format_with_unit(self.low, unit, CHOSEN_DIGITS)}."
         if self.low == -math.inf:
-            return f"Holds up to {format_with_unit(self.high, unit)}."
-        return f"Holds from {format_number(self.low)} to {format_with_unit(self.high, unit)}."
+            return f"Holds up to {format_with_unit(self.high, unit, CHOSEN_DIGITS)}."
+        low = format_number(self.low, CHOSEN_DIGITS)
+        return f"Holds from {low} to {format_with_unit(self.high, unit, CHOSEN_DIGITS)}."

@@ -44,6 +44,7 @@ from analysis.bands import Band
 from analysis.evidence import ChanceLookup, ClaimEvidence, describe_scale_differences, digest_rule
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
+from analysis.pictures.links import LINK_COLUMN, describe_link
 from analysis.pictures.numbers import format_count, format_number
 from analysis.records.frames import Frames, track_read_run_keys
 from analysis.records.steps import LAUNCHES
@@ -278,7 +279,8 @@ def _judge_claim(
             mixture = str(error)
     evidence = ClaimEvidence.from_read_keys(frames, keys)
     times = evidence.prefer_process_runs() if claim.derived else evidence
-    link = times.link_text() if keys or ours else claim.link  # what read nothing was not measured
+    was_measured = bool(keys or ours)
+    link = times.link_text() if was_measured else describe_link(claim.link)
     claim = replace(claim, text=claim.text.replace(LINK_PLACEHOLDER, link))
     if claim.rederived:
         verdict = Verdict(claim, ours, "not run", scale="", reason="")
@@ -353,7 +355,9 @@ def _incomparable_reason(
         and not evidence.has_emulated_links
         and not captions.is_entirely_over_link(frames, claim.link)
     ):
-        links = captions.join_distinct_values(frames, "cluster.link.name")
+        if captions.distinct_values(frames, LINK_COLUMN) == [claim.link.lower()]:
+            return f"about {required}; the machine is not the one that was named"
+        links = captions.join_distinct_values(frames, LINK_COLUMN, describe_link)
         return f"about {required}; measured over {links}"
     if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
@@ -363,7 +367,7 @@ def _incomparable_reason(
 def describe_required_hardware(claim: Claim) -> str:
     """Return the machine that a claim is about: 'A100 and NVLink'; empty where it is about any."""
     accelerator = "GPUs" if claim.accelerator == ANY_GPU else claim.accelerator
-    return " and ".join(filter(None, (accelerator, claim.link)))
+    return " and ".join(filter(None, (accelerator, describe_link(claim.link))))
 
 
 def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.occasions import occasion_starts
 from analysis.pictures import captions
-from analysis.pictures.numbers import format_brief, format_number, format_with_unit
+from analysis.pictures.numbers import CHOSEN_DIGITS, format_number, format_with_unit
 from analysis.records.frames import Frames
 
 LINK_TOLERANCE = 0.1  # share by which a link may be off what was asked for, and still be called by that
@@ -118,7 +118,7 @@ class ClaimEvidence(NamedTuple):
             return f"{format_number(asked_gbit_s)} Gbit/s (asked)" if asked_gbit_s else "emulated links"
         if not self.is_link_off_target:
             return f"{format_number(asked_gbit_s)} Gbit/s{self._length_text()}"
-        ends = dict.fromkeys((format_brief(found_gbit_s[0], 2), format_brief(found_gbit_s[-1], 2)))
+        ends = dict.fromkeys((format_number(found_gbit_s[0], 2), format_number(found_gbit_s[-1], 2)))
         return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked_gbit_s)}){self._length_text()}"
 
     def _length_text(self) -> str:
@@ -229,5 +229,5 @@ def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str):
-        return format_number(value)
+        return format_number(value, CHOSEN_DIGITS)
     return "none" if value == "[]" else value

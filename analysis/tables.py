@@ -21,7 +21,7 @@ import pandas as pd
 from pandas.api.types import is_bool
 
 from analysis.pictures import numbers
-from analysis.records.files import write_atomic
+from analysis.records.files import write_if_different
 from analysis.stats import Estimate
 
 CSV_NUMBER_FORMAT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
@@ -216,7 +216,7 @@ def write_table_files(
         if path.name not in content_by_file:
             path.unlink(missing_ok=True)
     for file, content in content_by_file.items():
-        write_atomic(folder / file, content)
+        write_if_different(folder / file, content)
 
 
 def tables_markdown(tables: Iterable[Table]) -> str:

@@ -20,8 +20,7 @@ from analysis.claims import (
     VerdictWord,
     describe_required_hardware,
 )
-from analysis.pictures.numbers import ABSENT, format_count, format_interval, format_with_unit
-from analysis.stats import PRINTED
+from analysis.pictures.numbers import ABSENT, format_count, format_with_interval
 from analysis.tables import Table
 
 FIELD_BY_COLUMN = {"ours": "value", "low": "low", "high": "high"}
@@ -186,9 +185,9 @@ def our_value_text(verdict: Verdict) -> str:
     ours = verdict.ours
     if ours is None or math.isnan(ours.value):
         return ABSENT
-    text = format_with_unit(ours.value, verdict.claim.unit)
-    if ours.sample_kind != PRINTED:
-        text = f"{text} {format_interval(ours)}".strip()
+    claim = verdict.claim
+    limits = [] if verdict.word in UNDECIDED else [*claim.band()[:2], *claim.partly_band()[:2]]
+    text = format_with_interval(ours, claim.unit, limits)
     marks = {SIMULATED: ", simulated", DERIVED: ", derived"}
     kinds = "".join(mark for kind, mark in marks.items() if kind in verdict.scale)
     return f"{text} (n = {format_count(ours.n, ours.sample_kind)}{kinds})"

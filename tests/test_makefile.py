@@ -17,12 +17,13 @@ import pytest
 from tests.conftest import ROOT, fine, process, there
 
 # As venv does: bin/python first, then pip, which fails where Debian's python3-venv is not installed.
-PYTHON = """#!/bin/sh
+PYTHON = r"""#!/bin/sh
 echo "$*" >> calls
 case "$*" in
   "-m venv"*) mkdir -p venv/bin && cp python venv/bin/python && [ ! -e no-ensurepip ] && touch venv/bin/pip ;;
   "-m pip"*+cpu*) [ -e cpu-build ] ;;
-  "-m pip"*) [ ! -e no-network ] ;;
+  "-m pip"*) printf 'Collecting\n  Downloading torch.whl.metadata (9 kB)\n  Downloading torch.whl (190 MB)\n'
+    [ ! -e no-network ] ;;
   *) exec python3 "$@" ;;
 esac
 """
@@ -91,18 +92,23 @@ def test_an_environment_is_made_once_and_what_failed_is_tried_again(checkout: Ch
     checkout.fail("venv/.train")
     assert (checkout.folder / "venv/bin/python").exists()
     (checkout.folder / "no-ensurepip").unlink()
-    checkout.make("venv/.train")
-    assert (checkout.calls("-m venv"), checkout.calls("-m pip")) == (1, 2)
+    said = checkout.make("venv/.train")
+    assert (checkout.calls("-m venv"), checkout.calls("-m pip")) == (1, 1)  # one call for all layers
+    assert "  Downloading torch.whl (190 MB)" in said.splitlines()
+    assert "metadata" not in said  # nor other words of pip's that tell a user nothing
     checkout.make("venv/.train")
     assert checkout.calls("-m") == 0
     (checkout.folder / "no-network").touch()
     for stamp in (checkout.folder / "venv").glob(".*"):
         os.utime(stamp, (0, 0))  # the project's files are newer
     checkout.fail("venv/.train")
-    assert not (checkout.folder / "venv/.figures").exists()
+    assert not (checkout.folder / "venv/.train").exists()
     (checkout.folder / "no-network").unlink()
-    checkout.make("venv/.train")
-    assert checkout.calls("-m pip") == 2
+    checkout.make("venv/.dev")
+    assert checkout.calls("-m pip") == 1
+    for layer in (".figures", ".train"):
+        checkout.make(f"venv/{layer}")
+        assert checkout.calls("-m") == 0
 
 
 def test_figures_need_no_torch(checkout: Checkout) -> None:

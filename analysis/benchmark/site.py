@@ -32,7 +32,7 @@ from analysis.benchmark.summaries import (
     time_factors_by_entry,
 )
 from analysis.pictures import style
-from analysis.pictures.numbers import format_brief, format_number, format_with_interval
+from analysis.pictures.numbers import format_number, format_with_interval
 from analysis.report.pages import SOURCE_FOLDER as REPORT
 from analysis.site import NavigationLink, StaticSite
 
@@ -114,7 +114,7 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
     ]
     filters: dict[str, Callable[..., str]] = {
         "value": format_with_interval,
-        "brief": lambda value, digits=3: "" if value is None else format_brief(value, digits),
+        "brief": lambda value, digits=3: "" if value is None else format_number(value, digits),
         "number": format_number,
         "percent": lambda share: f"{100 * share:.0f} %",
     }

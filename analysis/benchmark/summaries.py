@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.benchmark.cells import BASELINE, DECISIONS, SHARES, Cell, LevelScore, LevelWord
 from analysis.pictures.captions import join_with_and
-from analysis.pictures.numbers import format_brief
+from analysis.pictures.numbers import format_number
 
 FRONTIER_TIMES = 400  # at which losses are compared, equally spaced on the log scale
 PROFILE_SHARES = (0.5, 0.9)  # levels of performance profiles
@@ -163,7 +163,7 @@ def describe_best(cells: Sequence[Cell]) -> str:
         if best is None or 2 * best.faster < best.combinations:
             without.append(level)
         else:
-            count = f"{best.faster} of {best.combinations}, {format_brief(best.speedup, 2)} times as fast"
+            count = f"{best.faster} of {best.combinations}, {format_number(best.speedup, 2)} times as fast"
             levels_by_entry.setdefault(best.entry, []).append(f"{level} ({count})")
     bests = [f"{entry} to the level of {join_with_and(levels)}" for entry, levels in levels_by_entry.items()]
     levels = f"the level of {join_with_and(without)}" if bests else "any level"

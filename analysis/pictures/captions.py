@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.links import LINK_COLUMN, describe_link, describe_links_in_text
+from analysis.pictures.numbers import format_number
 from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
 from analysis.records.columns import is_relay_bottleneck
 from analysis.records.frames import Frames, find_diverged_keys, run_labels_by_key, value_of_run
@@ -74,7 +75,7 @@ def is_entirely_on_gpu(frames: Frames, gpu_word: str) -> bool:
 
 def is_entirely_over_link(frames: Frames, link: str) -> bool:
     """Return True where this link joined the workers of every run, on machines found to be as named."""
-    links = distinct_values(frames, "cluster.link.name")
+    links = distinct_values(frames, LINK_COLUMN)
     return links == [link.lower()] and not machine_mismatch_remark(frames)
 
 
@@ -168,12 +169,12 @@ def emulated_link_measurements_remark(frames: Frames) -> str:
     if f"{prefix}asked_gbit_s" not in frames.runs:
         return ""
     texts = []
-    for name, runs in frames.runs.dropna(subset=[f"{prefix}asked_gbit_s"]).groupby("cluster.link.name"):
+    for _, runs in frames.runs.dropna(subset=[f"{prefix}asked_gbit_s"]).groupby(LINK_COLUMN):
         link = _columns_below(runs, prefix)
         pair_gbit_s = min(min(json.loads(text)) for text in link["pairs_gbit_s"])
         is_delayed = "delay_s" in link and bool((link["delay_s"] > 0).all())
         texts.append(
-            f"{name} {format_number(link['asked_gbit_s'].iloc[0])} Gbit/s asked, "
+            f"{format_number(link['asked_gbit_s'].iloc[0])} Gbit/s asked, "
             f"{format_number(pair_gbit_s)} found between two "
             f"nodes, {format_number(link['together_gbit_s'].min())} with all sending at once, latency "
             f"{format_number(round(1e6 * link['latency_s'].max()))} us "
@@ -235,7 +236,8 @@ def _machine_remark(frames: Frames, fact: str, heading: str) -> str:
         for text in distinct_values(frames, f"provenance.machine.{fact}")
         for reason in json.loads(text)
     ]
-    return f" *{heading}*: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
+    text = describe_links_in_text("; ".join(dict.fromkeys(reasons)))
+    return f" *{heading}*: {text}." if reasons else ""
 
 
 def describe_timing_and_samples(frames: Frames) -> str:
@@ -259,12 +261,13 @@ def describe_timing_and_samples(frames: Frames) -> str:
 
 
 def describe_links(frames: Frames) -> str:
-    """Return the links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
-    links = join_distinct_values(frames, "cluster.link.name")
+    """Return what joins the workers: '1 Gbit/s Ethernet between nodes of 8, NVLink inside', or one link."""
+    links = join_distinct_values(frames, LINK_COLUMN, describe_link)
     if not distinct_values(frames, "cluster.inside.name"):
         return links
     size = join_distinct_values(frames, "cluster.workers_per_node")
-    return f"{links} between nodes of {size}, {join_distinct_values(frames, 'cluster.inside.name')} inside"
+    inside = join_distinct_values(frames, "cluster.inside.name", describe_link)
+    return f"{links} between nodes of {size}, {inside} inside"
 
 
 def lateness_remark(frames: Frames) -> str:
@@ -312,8 +315,8 @@ def _turns_ends(groups: pd.DataFrame) -> str:
     percents = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
     baselines = join_with_and(dict.fromkeys(method_style(name).label for name in groups["variant"]))
     text = (
-        f"the least certain ratio to {baselines} had a half-width of {format_brief(percents.min())} to "
-        f"{format_brief(percents.max())} %: {len(groups)} launches ended"
+        f"the least certain ratio to {baselines} had a half-width of {format_number(percents.min())} to "
+        f"{format_number(percents.max())} %: {len(groups)} launches ended"
     )
     limited = groups[groups["alternated.stopped"] == "limit"]
     if len(limited):

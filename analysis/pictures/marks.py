@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
-from analysis.pictures.numbers import format_number, format_with_interval
+from analysis.pictures.numbers import CHOSEN_DIGITS, format_number, format_with_interval
 from analysis.pictures.style import MethodStyle
 from analysis.records import phases as phase_list
 from analysis.stats import Estimate
@@ -132,7 +132,9 @@ def set_up_x_axis_with_ticks(axes: Axes, position_by_value: Mapping[Any, float],
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_major_formatter(
-        FixedFormatter([format_number(x) if isinstance(x, float) else str(x) for x in position_by_value])
+        FixedFormatter(
+            [format_number(x, CHOSEN_DIGITS) if isinstance(x, float) else str(x) for x in position_by_value]
+        )
     )
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
@@ -325,7 +327,7 @@ def set_log_factor_x_axis(axes: Axes) -> None:
     axes.set_xlim(low / 1.1, high * 1.6)
     ticks = [tick for tick in FACTOR_TICKS if low / 1.1 <= tick <= high * 1.6]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value, CHOSEN_DIGITS)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, axis="x")
 
@@ -362,7 +364,7 @@ def set_log_y_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     """Set a logarithmic y axis with plain numbers at these ticks."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value, CHOSEN_DIGITS)))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

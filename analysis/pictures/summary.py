@@ -6,12 +6,13 @@ sentences what was seen. Cells of a sweep (tasks, batches, links) are told one b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from analysis.pictures.captions import has_simulated_times
-from analysis.pictures.numbers import format_brief, format_count, format_interval
+from analysis.pictures.captions import has_simulated_times, join_with_and
+from analysis.pictures.links import LINK_COLUMN, describe_link_as_found
+from analysis.pictures.numbers import format_count, format_number, format_with_interval, format_with_unit
 from analysis.pictures.style import method_id, method_style
 from analysis.records.frames import Frames, rows_as_dicts, select_runs
 from analysis.stats import (
@@ -25,8 +26,8 @@ from analysis.stats import (
 
 MAX_CELLS = 3
 MAX_METHODS = 4
-LINK = "cluster.link.name"
-CELL_COLUMNS = {"task.name": "", "task.batch_size": "batch ", LINK: ""}  # column: words before its value
+# What tells cells apart, with the words before a value.
+CELL_COLUMNS = {"task.name": "", "task.batch_size": "batch ", LINK_COLUMN: ""}
 TOP1 = "val_top1"
 DENSE = "dense"
 
@@ -37,6 +38,7 @@ class PublishedResult(NamedTuple):
     step_time_ratio: float | None = None  # over the baseline's
     selection_percent: float | None = None  # of its iteration
     points_below: float | None = None  # of top-1, at the end
+    machine: str = ""  # '8 A100'
 
 
 class MethodBaselinePair(NamedTuple):
@@ -49,15 +51,23 @@ class MethodBaselinePair(NamedTuple):
     baseline_keys: list[str]
     is_at_only_density: bool  # does the method have no other density in the cell?
 
+    @property
+    def baseline_iteration(self) -> str:
+        """Words for an iteration of the baseline: 'a dense one'."""
+        label = self.baseline_label
+        return f"a {label} one" if label.startswith(DENSE) else f"one with {label}"
+
 
 def summarize_runs_in_sentences(
     frames: Frames, published_by_method: Mapping[str, PublishedResult] = {}
 ) -> list[str]:
     """Return one sentence for each method beside the first, or dense, of each cell.
 
+    The first sentence is on the method that the paper is about.
+
     Args:
         frames: of a figure's runs.
-        published_by_method: by `method_id`, the same in the paper.
+        published_by_method: by `method_id`, the same in the paper; the method that it is about comes first.
     """
     cells = [*_cells(frames)]
     sentences = [
@@ -67,26 +77,6 @@ def summarize_runs_in_sentences(
     ]
     more = len(cells) - MAX_CELLS
     return [*sentences, f"... and {more} more; the tables have all"] if sentences and more > 0 else sentences
-
-
-def describe_least_certain_step_time_ratio(frames: Frames) -> str:
-    """Return the least certain ratio of step times: 'Top-k takes 1.15 of dense's time, give or take 2 %'.
-
-    Empty where nothing took turns.
-    """
-    ratios = []
-    for _, cell in _cells(frames):
-        for pair in _method_pairs(cell):
-            ratio = _step_time_ratio(cell, pair)
-            if ratio is not None and ratio.low is not None:
-                ratios.append((ratio.half_width_on_log_scale, pair.label, pair.baseline_label, ratio))
-    if not ratios:
-        return ""
-    width, method, baseline, ratio = max(ratios)
-    return (
-        f"{method} takes {format_brief(ratio.value)} of {baseline}'s time, "
-        f"give or take {format_brief(100 * width, 2)} %"
-    )
 
 
 def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
@@ -104,15 +94,17 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
         return
     for values, rows in frames.runs.groupby(varying, sort=False, dropna=False):
         words = {
-            name: f"{CELL_COLUMNS[name]}{value}"
+            name: describe_link_as_found(str(value), rows)
+            if name == LINK_COLUMN
+            else f"{CELL_COLUMNS[name]}{value}"
             for name, value in zip(varying, values, strict=True)
             if value == value
         }
         yield words, select_runs(frames, rows["key"])
 
 
-def _method_pairs(cell: Frames) -> Iterator[MethodBaselinePair]:
-    """Yield each method but the baseline beside it, densities apart."""
+def _method_pairs(cell: Frames, published: Mapping[str, PublishedResult]) -> Iterator[MethodBaselinePair]:
+    """Yield each method but the baseline beside it, those that the paper has first, densities apart."""
     keys_by_density = dict[str, dict[Any, list[str]]]()
     for run in rows_as_dicts(cell.runs.sort_values("seed", kind="stable")):
         density = run.get("method.density")
@@ -121,11 +113,12 @@ def _method_pairs(cell: Frames) -> Iterator[MethodBaselinePair]:
     methods = [*dict.fromkeys(map(method_id, rows_as_dicts(cell.runs)))]
     baseline = next((name for name in methods if name.startswith(DENSE)), methods[0])
     methods.remove(baseline)
+    methods = [*filter(methods.__contains__, published), *(name for name in methods if name not in published)]
     baseline_keys = [key for keys in keys_by_density[baseline].values() for key in keys]
     for method in methods[:MAX_METHODS]:
         is_only = len(keys_by_density[method]) == 1
         for density, keys in keys_by_density[method].items():
-            label = method_style(method).label + ("" if is_only else f" at density {format_brief(density)}")
+            label = method_style(method).label + ("" if is_only else f" at density {format_number(density)}")
             yield MethodBaselinePair(
                 method, label, keys, method_style(baseline).label, baseline_keys, is_only
             )
@@ -134,7 +127,7 @@ def _method_pairs(cell: Frames) -> Iterator[MethodBaselinePair]:
 def _cell_sentences(
     words: Mapping[str, str], cell: Frames, published: Mapping[str, PublishedResult]
 ) -> Iterator[str]:
-    for pair in _method_pairs(cell):
+    for pair in _method_pairs(cell, published):
         published_result = PublishedResult()  # of several densities, none says which it is of
         if pair.is_at_only_density:
             published_result = published.get(pair.method, published_result)
@@ -142,24 +135,26 @@ def _cell_sentences(
         sentence = timing or _training_sentence(cell, pair, published_result)
         if sentence:
             # Over which link one trains is nothing to where training ends.
-            where = ", ".join(word for name, word in words.items() if timing or name != LINK)
-            yield f"{where}: {sentence}" if where else sentence
+            where = ", ".join(word for name, word in words.items() if timing or name != LINK_COLUMN)
+            yield f"{where}: {sentence}" if where else sentence[:1].upper() + sentence[1:]
 
 
 def _timing_sentence(cell: Frames, pair: MethodBaselinePair, published: PublishedResult) -> str:
     ratio = _step_time_ratio(cell, pair)
     if ratio is None:
         return ""
-    times = "simulated time" if has_simulated_times(cell) else "time"
+    simulated = ", in simulated time" if has_simulated_times(cell) else ""
+    factor = format_with_interval(ratio, compared_with=[1])
     sentence = (
-        f"an iteration with {pair.label} takes {_estimate_text(ratio)} of the {times} of "
-        f"{pair.baseline_label}'s{_published_text(published.step_time_ratio)}"
+        f"an iteration with {pair.label} takes {factor} times as long as {pair.baseline_iteration}{simulated}"
     )
+    numbers = [(published.step_time_ratio, "times")]
     share = _selection_share(cell, pair.keys)
     if share is not None:
-        percent = f"{format_brief(share.value, 2)} %"
-        sentence += f", and selection is {percent} of it{_published_text(published.selection_percent, ' %')}"
-    return f"{sentence} ({format_count(ratio.n, ratio.sample_kind)})"
+        sentence += f"; {format_number(share.value, 2)} % of it is choosing the elements"
+        numbers.append((published.selection_percent, "%"))
+    samples = format_count(ratio.n, ratio.sample_kind)
+    return f"{sentence} ({samples}).{_published_sentence(numbers, published.machine)}"
 
 
 def _training_sentence(cell: Frames, pair: MethodBaselinePair, published: PublishedResult) -> str:
@@ -179,8 +174,9 @@ def _training_sentence(cell: Frames, pair: MethodBaselinePair, published: Publis
     if gap is None:
         return ""
     return (
-        f"{pair.label} ends {_estimate_text(gap)} points of top-1 {side} {pair.baseline_label}"
-        f"{_published_text(published.points_below, ' below')} ({format_count(gap.n, gap.sample_kind)})"
+        f"{pair.label} ends {format_with_interval(gap, compared_with=[0])} points of top-1 {side} "
+        f"{pair.baseline_label} ({format_count(gap.n, gap.sample_kind)})."
+        f"{_published_sentence([(published.points_below, 'points below')], published.machine)}"
     )
 
 
@@ -204,9 +200,7 @@ def _selection_share(cell: Frames, keys: list[str]) -> Estimate | None:
     return None
 
 
-def _estimate_text(estimate: Estimate) -> str:
-    return f"{format_brief(estimate.value)} {format_interval(estimate)}".strip()
-
-
-def _published_text(number: float | None, unit: str = "") -> str:
-    return "" if number is None else f" (paper: {format_brief(number)}{unit})"
+def _published_sentence(numbers: Sequence[tuple[float | None, str]], machine: str) -> str:
+    """Return ' Published: 4.67 times and 77 % on 8 A100.' of numbers and their units; empty without any."""
+    texts = [format_with_unit(number, unit) for number, unit in numbers if number is not None]
+    return f" Published: {join_with_and(texts)}{f' on {machine}' if machine else ''}." if texts else ""

@@ -114,7 +114,11 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
     are compared, also where methods do.
     """
-    rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
+    return _differing_leaves_of_rows([{**IMPLIED_LEAVES, **flatten(config)} for config in configs])
+
+
+def _differing_leaves_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return `differing_leaves` of configurations that are flat already."""
     names = dict.fromkeys(name for row in rows for name in row if not name.startswith(HIDDEN_PREFIXES))
     of_methods = [name for name in names if name.startswith("method.")]
     telling_first = dict.fromkeys([*LEAF_ORDER, *of_methods, *names])
@@ -126,7 +130,7 @@ def select_distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[s
     rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
     labels: list[tuple[str, ...]] = [()] * len(rows)
     leaves = list[str]()
-    for name in differing_leaves(configs):
+    for name in _differing_leaves_of_rows(rows):
         finer = [(*label, _comparable(row.get(name))) for label, row in zip(labels, rows, strict=True)]
         if name in ALWAYS_SHOWN or len(set(finer)) > len(set(labels)):
             labels = finer

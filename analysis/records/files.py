@@ -82,6 +82,12 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
         part.unlink(missing_ok=True)
 
 
+def write_if_different(path: Path, content: str) -> None:
+    """Write a file unless it has this content already, so that what is made of it need not be made again."""
+    if not is_plain_file(path) or path.read_bytes() != content.encode():
+        write_atomic(path, content)
+
+
 @contextlib.contextmanager
 def temporary_part_folder(parent: Path) -> Iterator[Path]:
     """Make a folder in `parent` for unfinished files, and remove it at the end of the block."""

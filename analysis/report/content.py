@@ -10,6 +10,7 @@ from typing import NamedTuple
 from analysis import verdicts
 from analysis.claims import VERDICT_WORDS, Verdict, VerdictWord
 from analysis.pictures import captions
+from analysis.pictures.numbers import format_count
 from analysis.records.frames import Frames
 
 # A word's sign and its tone, for readers who do not see colours and for those who do.
@@ -89,6 +90,10 @@ class ItemPage:
     runs: tuple[str, ...] = ()  # keys of its runs
     damage: str = ""  # why it could not be drawn
     paper: str = ""  # in words; empty of one's own
+    # Of this machine's runs, else as below:
+    summary: tuple[str, ...] = ()  # sentences on what they show, the most important first
+    num_more_runs: int = 0  # that would make it firmer
+    made_s: float = 0.0  # when the newest of them began, or their list changed, in seconds since 1970
 
     @property
     def alt_text(self) -> str:
@@ -116,12 +121,13 @@ class Finding:
 
 
 def describe_provenance(frames: Frames) -> dict[str, str]:
-    """Return machine, data, code and dates of an item's runs, as words by name; {} without runs."""
+    """Return number, machine, data, code and dates of an item's runs, as words by name; {} without runs."""
     if not len(frames.runs):
         return {}
     started = sorted(map(str, captions.distinct_values(frames, "started")))
     dates = dict.fromkeys((started[0][:10], started[-1][:10])) if started else ()
     return {
+        "runs": describe_runs(frames),
         "machine": captions.describe_machine(frames),
         "data": captions.describe_data_and_digest(frames),
         "workers": captions.describe_workers_and_batch(frames),
@@ -131,3 +137,17 @@ def describe_provenance(frames: Frames) -> dict[str, str]:
         ),
         "measured": " to ".join(dates) or "unknown",
     }
+
+
+def describe_runs(frames: Frames) -> str:
+    """Return the number of runs, and of launches: '3 launches, in which 4 methods take turns'."""
+    runs = frames.runs
+    launched = runs.dropna(subset=["group"]) if "group" in runs else runs[:0]
+    parts = []
+    if len(launched):
+        launches = format_count(launched["group"].nunique(), "launches")
+        parts.append(f"{launches}, in which {launched['variant'].nunique()} methods take turns")
+    others = runs["run_id"].nunique() - launched["run_id"].nunique()
+    if others:
+        parts.append(format_count(others, "runs"))
+    return captions.join_with_and(parts)

@@ -203,6 +203,7 @@ def write_report_pages(
         "index",
         groups=[(paper, [*group]) for paper, group in groupby(items, key=lambda item: item.paper)],
         findings=findings,
+        own=newest_own_item(items),
         counts=counts,
         origins=Counter(origin for _, origin in {(run.run, ORIGIN_TITLES[run.origin]) for run in runs}),
         rows=len(runs),
@@ -212,6 +213,12 @@ def write_report_pages(
         "written", site.digest_pages_and_data()
     )  # last, for pages that are open look at it, to be read again
     return first
+
+
+def newest_own_item(items: Sequence[ItemPage]) -> ItemPage | None:
+    """Return the item that this machine has measured last; None where it has measured none."""
+    drawn = [item for item in items if item.made_s and {"svg", "png"} & {*item.files}]
+    return max(drawn, key=lambda item: item.made_s, default=None)
 
 
 def _search_entry(item: ItemPage) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import BLOCKS, LAUNCHES, is_replicated_by_block, warm_steps
 from analysis.stats import UNBOUNDED, Estimate, estimate_mean
 
@@ -25,6 +25,7 @@ REST = "rest"
 COMMUNICATION = ("wait", "transfer")
 
 
+@cache_by_frames
 def wait_s_by_step_and_cause(frames: Frames, key: str) -> pd.DataFrame | None:
     """Return a row per warm step, in seconds: `wait`, `transfer`, each of PHASES_BY_CAUSE and the REST.
 

@@ -10,7 +10,7 @@ from typing import Any
 from analysis import plots
 from analysis.pictures import marks
 from analysis.pictures.captions import join_with_and
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.numbers import CHOSEN_DIGITS, format_number
 from experiments.bench._compared_rows import (
     DDP,
     FLOORS,
@@ -122,14 +122,14 @@ def floor_ratio_panel(
         axes.axhline(index - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
         ratio = ratios.get((name, labelled_value))
         if ratio:
-            text = format_brief(ratio["median"])
+            text = format_number(ratio["median"])
             place: dict[str, Any] = {"xytext": (4, 0), "ha": "left", "va": "center"}
             marks.annotate_above(axes, right_ends[name], index, text, color=colours[labelled_value], **place)
     axes.axvline(1, color=STYLES[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.set_y_row_labels(axes, [STYLES[name].label for name in names])
     axes.set_xscale("log")
     axes.margins(x=0.12)
-    axes.xaxis.set_major_formatter(lambda tick, _: format_number(tick))
+    axes.xaxis.set_major_formatter(lambda tick, _: format_number(tick, CHOSEN_DIGITS))
     handles = marks.dot_legend_handles({format_number(v): ("o", colour) for v, colour in colours.items()})
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
     plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **axes_settings)
@@ -198,8 +198,7 @@ def cpu_over_ddp_panel(
     for row in rows:
         look = STYLES[row["row"]]
         ratio = to_estimate(row["cpu_over_ddp"])
-        rounded = ratio._replace(value=float(f"{ratio.value:.3g}"))  # there is little room
-        marks.draw_dot_with_interval(axes, names.index(row["row"]), rounded, look.marker, look.colour)
+        marks.draw_dot_with_interval(axes, names.index(row["row"]), ratio, look.marker, look.colour)
     axes.axvline(1, color=STYLES[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.set_y_row_labels(axes, [STYLES[name].label for name in names])
     marks.set_log_factor_x_axis(axes)

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from analysis.bands import Band
+from analysis.pictures.numbers import format_with_interval
 from analysis.stats import Estimate
 
 
@@ -40,9 +41,10 @@ class BenchmarkTarget(Struct, frozen=True, forbid_unknown_fields=True):
         value = self.find_number(result)
         if value is None:
             return f"{sentence}, not measured"
-        interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}], n = {value.n}"
+        number = format_with_interval(value, compared_with=[self.bound])
+        samples = "" if value.low is None else f", n = {value.n}"
         word = "met" if self.is_met_by_median(value) else "MISSED"
-        return f"{sentence}, {value.value:.4g}{interval} measured: {word}"
+        return f"{sentence}, {number}{samples} measured: {word}"
 
 
 def to_estimate(number: Mapping[str, Any] | float) -> Estimate:

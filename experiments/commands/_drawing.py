@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, describe_scale_differences
-from analysis.pictures import captions, style, summary
+from analysis.pictures import captions, style
 from analysis.records import parquet
 from analysis.records.files import (
     DamagedFileError,
     read_struct_if_there,
     try_read_json_object,
-    write_atomic,
+    write_if_different,
     write_json,
 )
 from analysis.records.frame_cache import load_newest_attempts_cached
@@ -54,8 +54,7 @@ class RenderedFigure:
     verdicts: Table
     tables: Sequence[Table]
     source: str  # of its records, in words
-    summary: Sequence[str] = ()  # sentences on what the runs show
-    least_certain_ratio: str = ""  # the ratio of times that is known worst
+    summary: Sequence[str] = ()  # sentences on what the runs show, the most important first
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,7 @@ def draw_and_index_own_runs(
     records = FigureRecords(frames, OWN_RUNS, tuple(notes))
     is_current = is_picture_up_to_date(figure, profile, folders)
     rendered = write_figure_files(figure, profile, records, folders.figures, draws_picture=not is_current)
-    return replace(
-        rendered,
-        summary=figure.summary_sentences(frames),
-        least_certain_ratio=summary.describe_least_certain_step_time_ratio(frames),
-    )
+    return replace(rendered, summary=figure.summary_sentences(frames))
 
 
 def picture_source_files(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
@@ -140,11 +135,11 @@ def write_figure_files(
     number_tables = figure.tables(frames)
     tables.write_table_files(number_tables, folder, name, *_describe_scale(figure, frames))
     if figure.bibtex:
-        write_atomic(folder / f"{name}.bib", figure.bibtex)
+        write_if_different(folder / f"{name}.bib", figure.bibtex)
     judged = figure.judge(frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {records.source}.", *records.notes))
     page = figure.markdown_page(frames, profile, judged, number_tables)
-    write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
+    write_if_different(folder / f"{name}.md", f"{page}\n{remarks}")
     verdict_table = verdicts.verdicts_table((figure.name, verdict) for verdict in judged)
     return RenderedFigure(figure.name, folder / f"{name}.png", verdict_table, number_tables, records.source)
 
@@ -164,14 +159,14 @@ def _describe_scale(figure: Figure, frames: Frames) -> tuple[str, str]:
 
 
 def print_figure_results(rendered: RenderedFigure) -> None:
-    """Print a figure's tables, verdicts and summary, and where its picture is."""
+    """Print a figure's tables, verdicts, several sentences on its runs, and where its picture is."""
     for table in rendered.tables:
         print_table(table)
     if len(rendered.verdicts.frame):
         print_table(rendered.verdicts)
     else:
         print(verdicts.NO_VERDICTS_NOTE)
-    if rendered.summary:
+    if len(rendered.summary) > 1:
         print("\nWhat these runs show:", *rendered.summary, sep="\n- ")
     print(f"\n{rendered.item}: {rendered.picture} (from {rendered.source})")
 

@@ -8,7 +8,8 @@ from analysis.benchmark import site
 from analysis.benchmark.cells import Cell, decide_together, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_newest_entries
 from analysis.benchmark.summaries import compare_measurements
-from analysis.pictures.numbers import format_brief
+from analysis.pictures.links import describe_link
+from analysis.pictures.numbers import format_number
 from analysis.tables import Table
 from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
@@ -21,13 +22,6 @@ from experiments.figures.benchmark.rules import OWN, floors_by_task, rules, rule
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
-LINK_TITLES = {
-    "ethernet_10g": "10 Gbit/s Ethernet",
-    "ethernet_1g": "1 Gbit/s Ethernet",
-    "internet_100m_50ms": "100 Mbit/s, 50 ms",
-    "internet_110_500m_50ms": "110/500 Mbit/s, 50 ms",
-    OWN: "The cluster's own link",
-}
 
 
 def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
@@ -97,20 +91,20 @@ def _describe_link(cells: Sequence[Cell], link: str) -> site.LinkDescription:
     rates = [cell.gbit_s for cell in timed if cell.gbit_s is not None]
     delays = sorted(cell.delay_ms for cell in timed if cell.delay_ms is not None)
     found = (
-        " to ".join(dict.fromkeys(format_brief(rate, 2) for rate in (min(rates), max(rates))))
+        " to ".join(dict.fromkeys(format_number(rate, 2) for rate in (min(rates), max(rates))))
         if rates
         else ""
     )
     probed = f"Found while all workers send: {found} Gbit/s a node" if rates else ""
     if delays:
-        probed += f"; {format_brief(delays[len(delays) // 2], 2)} ms one way, found alone"
+        probed += f"; {format_number(delays[len(delays) // 2], 2)} ms one way, found alone"
     probed += "." if probed else ""
     if not timed:
         probed = "Not measured yet."
     elif any(cell.simulated for cell in timed):
         probed = "Simulated: times of exchanges are a model's."
     about = "" if link == OWN else choices.describe_option("link", link)
-    title = LINK_TITLES.get(link, link)
+    title = describe_link(link)
     return site.LinkDescription(link, title, f", {found} Gbit/s found" if rates else "", about, probed)
 
 
@@ -121,5 +115,5 @@ def _claim_rows(
     for claim in entry.statement.claims:
         row = verdict_by_claim.get(claim)
         if row is not None:
-            ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
+            ours = row["ours"] and f"{format_number(float(row['ours']))} {row['unit']}".strip()
             yield site.EntryClaimRow(row["claim"], row["paper"], ours, row["verdict"])

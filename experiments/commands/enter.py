@@ -14,7 +14,8 @@ import pandas as pd
 from analysis.benchmark.cells import BASELINE, Cell, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_entry
 from analysis.benchmark.statement import EntryStatement
-from analysis.pictures.numbers import format_brief, format_count
+from analysis.pictures.links import describe_link
+from analysis.pictures.numbers import format_count, format_number
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._arguments import Entries
@@ -299,7 +300,7 @@ def _check_links(entering: EntryInProgress) -> None:
 
 def _describe_settings(best: BestSettings) -> str:
     values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
-    return f"lr={format_brief(best.lr)}{values}"
+    return f"lr={format_number(best.lr)}{values}"
 
 
 @dataclass(frozen=True)
@@ -377,10 +378,11 @@ def describe_cell(cell: Cell) -> str:
     """Return a cell of the benchmark in a line: a word for each level."""
     levels = (
         f"{100 * level.share:.0f} % {level.word}"
-        + (f" {format_brief(level.speedup.value)}" if level.speedup and level.speedup.value else "")
+        + (f" {format_number(level.speedup.value)}" if level.speedup and level.speedup.value else "")
         for level in cell.levels
     )
-    return f"{cell.entry} on {cell.task}, {cell.workers} workers, {cell.link}: {', '.join(levels)}"
+    where = f"{cell.task}, {cell.workers} workers, {describe_link(cell.link)}"
+    return f"{cell.entry} on {where}: {', '.join(levels)}"
 
 
 def _describe_plan(
@@ -421,7 +423,7 @@ def _describe_plan(
         total_unknown += num_unknown
         parts = [str(len(stage_configs))]
         parts += [f"{len(todo)} to make"] if len(todo) < len(stage_configs) else []
-        parts += [f"{format_brief(stage_s / 60)} min expected"] if run_s else []
+        parts += [f"{format_number(stage_s / 60)} min expected"] if run_s else []
         parts += [f"{num_unknown} of unknown length"] if num_unknown else []
         yield f"{stage}: {', '.join(parts)}"
     besides = ", besides the start of each run"
@@ -429,7 +431,7 @@ def _describe_plan(
         runs = format_count(total_unknown, "runs")
         besides += f", and {runs} of unknown length: nothing like them was made yet"
     cores = format_count(count_usable_cores(), "cores")
-    yield f"{format_brief(total_s / 3600)} h on {cores}, while nothing else computes here{besides}"
+    yield f"{format_number(total_s / 3600)} h on {cores}, while nothing else computes here{besides}"
 
 
 def _check_file(path: Path, folders: ResultFolders, draw: int | None) -> int:

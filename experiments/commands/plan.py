@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.pictures.numbers import format_brief, format_count
+from analysis.pictures.numbers import format_count, format_number
 from analysis.records.configs import run_id
 from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._messages import say
@@ -109,11 +109,11 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
         for run, estimate in estimated_runs:
             share = 1.0 if run.is_timing else min(1.0, run.num_cores / count_usable_cores())
             expected_s += share * estimate.seconds
-        yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
+        yield f"expected: {format_number(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
         largest_gib = max(model.max_memory_gib_or_zero(run.config) for run in todo)
         if largest_gib:
-            yield f"memory: up to {format_brief(largest_gib, 2)} GiB a run, as the largest like these had"
+            yield f"memory: up to {format_number(largest_gib, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in estimates if not estimate]
     num_comparable = sum(model.find_comparable_runs(config) is not None for config in unknown)
     num_unlike = len(unknown) - num_comparable
@@ -132,8 +132,8 @@ def _print_array(number: int, array: JobArray, label_by_run: Mapping[str, str]) 
     if blocked > used:
         print(
             f"    cluster.exclusive=true blocks {blocked} GPUs of a node, and a job computes on {used}: "
-            f"{format_brief(blocked * array.max_node_hours)} GPU-hours are billed for "
-            f"{format_brief(used * array.max_node_hours)}; "
+            f"{format_number(blocked * array.max_node_hours)} GPU-hours are billed for "
+            f"{format_number(used * array.max_node_hours)}; "
             "cluster.exclusive=false shares them where nothing is timed"
         )
     for job in array.jobs[:MAX_LISTED]:

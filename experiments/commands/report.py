@@ -7,13 +7,17 @@ import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from analysis.pictures import captions
 from analysis.records import parquet
 from analysis.records.attempts import batch_runs_by_log_size, load_valid_attempts
+from analysis.records.configs import run_id
 from analysis.records.files import NO_LINK, DamagedFileError, is_plain_file
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
@@ -44,6 +48,7 @@ from experiments.commands._named_runs import find_log_files, query_status_by_att
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
 from experiments.figures.figure import Figure, file_prefix
+from experiments.figures.runs import additional_configs
 from experiments.launch.status import RunStatus
 from sparsify.core.spec import BrokenFile
 from sparsify.methods import REGISTRY as METHODS
@@ -326,7 +331,22 @@ def _make_page(
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
         paper=figures.paper_label_or_empty(figure.name),
+        **(_own_run_facts(figure, profile, frames, folders) if records.source == OWN_RUNS else {}),
     )
+
+
+def _own_run_facts(figure: Figure, profile: str, frames: Frames, folders: ResultFolders) -> dict[str, Any]:
+    """Return what a page says of this machine's runs alone, by the fields of `ItemPage`."""
+    more_ids = {run_id(config) for config in additional_configs(figure, profile)}
+    starts = [
+        datetime.fromisoformat(start).timestamp() for start in captions.distinct_values(frames, "started")
+    ]
+    index = folders.index / f"{figure.file_stem(profile)}.json"
+    return {
+        "summary": tuple(figure.summary_sentences(frames)),
+        "num_more_runs": len(more_ids.difference(frames.runs["run_id"])),
+        "made_s": max([*starts, index.stat().st_mtime]),
+    }
 
 
 def digest_item_page(figure: Figure, profile: str, folders: ResultFolders, shipped: ShippedRecords) -> str:

@@ -74,6 +74,9 @@ def reproduce(
         from experiments.commands.report import write_report
 
         print(write_report(ResultFolders(), draws=False))
+    for figure_on_disk in rendered:
+        if figure_on_disk.summary:
+            print(figure_on_disk.summary[0])
     return 0
 
 
@@ -137,8 +140,8 @@ def reproduce_figure(
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:
             rendered = draw_and_index_own_runs(figure, profile, early_pictures.existing_run_ids(), folders)
-            ratio = f": {rendered.least_certain_ratio}" if rendered.least_certain_ratio else ""
-            say(f"{rendered.picture}, from {number} of {len(rounds)} launches{ratio}")
+            finding = f": {rendered.summary[0]}" if rendered.summary else ""
+            say(f"{rendered.picture}, from {number} of {len(rounds)} launches{finding}")
     if failures:
         raise failures[0]
     required_ids = [run_id(run.config) for run in planned]

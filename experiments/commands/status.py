@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from analysis.pictures.numbers import format_number
 from analysis.records.schema import Sweep, Timestamp
 from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._arguments import SweepsAndRuns
@@ -69,7 +70,7 @@ def describe_sweep(
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES_IN_ORDER if counts[state])
     nodes_by_run = {run: array.nodes for array in sweep.arrays for job in array.jobs for run in job.runs}
     node_s = sum(nodes_by_run[attempt.run_id] * (_duration_s(attempt) or 0) for attempt in statuses)
-    spent = f"{node_s / 3600:.2f} node-hours spent"
+    spent = f"{format_number(node_s / 3600)} node-hours spent"
     lines = [f"{sweep.name}: {len(statuses)} runs: {summary}{_describe_time_left(statuses)}; {spent}"]
     shown = [
         attempt

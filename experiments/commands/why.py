@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from analysis import run_differences
+from analysis.pictures.numbers import format_number
 from analysis.records import schema
 from analysis.records.configs import configs_by_variant
 from analysis.records.files import DamagedFileError
@@ -145,13 +146,13 @@ def _describe_steps(attempt: Attempt) -> Iterator[str]:
     alternated = attempt.manifest.get("alternated")
     if config_by_variant and alternated:
         end = msgspec.convert(alternated, schema.AlternationEnd)
-        width = "unknown" if end.half_width is None else f"{100 * end.half_width:.1f} %"
+        width = "unknown" if end.half_width is None else f"{format_number(100 * end.half_width)} %"
         yield f"{end.blocks} turns each, ended by the {end.stopped}; half-width of the ratios {width}"
     for epoch in epochs[-1:]:
         if epoch.val_top1 is not None:
-            yield f"top-1 {epoch.val_top1:.2f} % after {epoch.step} steps"
+            yield f"top-1 {format_number(epoch.val_top1)} % after {epoch.step} steps"
         elif epoch.val_loss is not None:
-            yield f"validation loss {epoch.val_loss:.4g} after {epoch.step} steps"
+            yield f"validation loss {format_number(epoch.val_loss)} after {epoch.step} steps"
 
 
 def _median_after_warmup(attempt: Attempt, step_s: Sequence[float]) -> str:
@@ -180,6 +181,6 @@ def _median_in_turns(
 
 
 def _median_text(attempt: Attempt, mode: Any, step_s: Sequence[float]) -> str:
-    median = f"{1e3 * statistics.median(step_s):.1f} ms" if step_s else "not known"
+    median = f"{format_number(1e3 * statistics.median(step_s))} ms" if step_s else "not known"
     simulated = "*simulated*, " if attempt.manifest.get("simulated") else ""
     return f"median step {median} on rank 0 ({simulated}{mode}, n = {len(step_s)}"

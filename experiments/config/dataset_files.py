@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from experiments.config.config import Config, MethodOrTaskConfig
 from experiments.config.folders import ROOT
@@ -21,6 +21,7 @@ from sparsify.core.spec import BrokenFile, read_constant
 from sparsify.ranges import describe_unknown
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
+PRESETS_FILE = DATASETS / "_presets.py"  # of those that have no file of their own
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
 
 # A data set's own function downloads it; run apart, it keeps torch out of this process.
@@ -53,7 +54,9 @@ def required_files(dataset: str) -> DatasetFiles | None:
     """
     source = DATASETS / f"{dataset}.py"
     described = (
-        read_constant(source, "FILES") if source.exists() else _read_preset_table("FILES").get(dataset)
+        read_constant(source, "FILES")
+        if source.exists()
+        else read_constant(PRESETS_FILE, "FILES").get(dataset)
     )
     try:
         return None if described is None else DatasetFiles(**described)
@@ -80,16 +83,16 @@ def dataset_of_task(task: str) -> str:
 @cache
 def dataset_names(folder: Path) -> list[str]:
     """All data sets: the files of this folder, and those of the repository that have none."""
-    return sorted({*(path.stem for path in folder.glob("[!_]*.py")), *_read_preset_table("PRESETS")})
+    return sorted({*(path.stem for path in folder.glob("[!_]*.py")), *_read_preset_names()})
 
 
-@cache
-def _read_preset_table(name: str) -> dict[str, Any]:
-    """Return a table of `_presets`, which lists data sets without a file of their own."""
-    table: dict[str, Any] = read_constant(
-        ROOT / "experiments" / "training" / "datasets" / "_presets.py", name
-    )
-    return table
+def _read_preset_names() -> Iterator[str]:
+    """Yield the keys of the table `PRESETS`, which is not executed: its values need torch."""
+    for statement in ast.parse(PRESETS_FILE.read_bytes()).body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
+            continue
+        if ast.unparse(statement.target) == "PRESETS":
+            yield from (ast.literal_eval(key) for key in statement.value.keys if key is not None)
 
 
 def resolve_data_root(setting: str | None) -> Path:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.claims import Claim
 from analysis.pictures import captions
+from analysis.pictures.links import LINK_COLUMN
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import LAUNCHES
@@ -17,10 +18,8 @@ from analysis.stats import POSITIVE, Bounds, Estimate, IncomparableRunsError, es
 from experiments.figures.papers import make_claim
 
 T = TypeVar("T")
-LINK_COLUMN = "cluster.link.name"
 BETA_COLUMN = "cluster.link.beta_s_per_byte"
 ALPHA_COLUMN = "cluster.link.alpha_s"
-FOUND_GBIT_S_COLUMN = "provenance.machine.link.together_gbit_s"  # while all nodes send
 BELOW_LINKS, ABOVE_LINKS = 0.0, np.inf  # a break-even bandwidth where no link is that slow, or that fast
 # Percent of error that half, and nine tenths, of the predictions of exchanges may have.
 MAX_MEDIAN_ERROR_PERCENT, MAX_P90_ERROR_PERCENT = 10.0, 25.0

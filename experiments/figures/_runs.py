@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.pictures import captions
-from analysis.pictures.numbers import format_number
+from analysis.pictures.numbers import CHOSEN_DIGITS, format_number
 from analysis.records.frames import Frames
 from experiments.config.run import Run, RunSettings
 
@@ -53,7 +53,7 @@ def setting_values_text(frames: Frames, column: str) -> str:
     """Return the values of a setting among the runs in words: '0.01 and 0.1'."""
     values = captions.distinct_values(frames, column)
     return captions.join_with_and(
-        value if isinstance(value, str) else format_number(value) for value in values
+        value if isinstance(value, str) else format_number(value, CHOSEN_DIGITS) for value in values
     )
 
 

@@ -236,7 +236,8 @@ def published_results_by_method() -> dict[str, PublishedResult]:
         parts = published_ms_by_phase(method)
         selecting = 100 * parts["select"] / sum(parts.values())
         lost = top1["dense"] - top1[method]
-        results[method] = PublishedResult(published_value("yoon2022.ratio")[method], selecting, lost)
+        ratio = published_value("yoon2022.ratio")[method]
+        results[method] = PublishedResult(ratio, selecting, lost, "8 A100")
     return results
 
 

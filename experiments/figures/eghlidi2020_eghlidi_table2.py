@@ -9,7 +9,7 @@ from __future__ import annotations
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import PERCENT, Estimate, phase_seconds_difference, phase_time
@@ -61,7 +61,7 @@ def _bar_text(frames: Frames, method: str) -> str:
     """Return the whole step, and its ratio to dense."""
     text = f"{format_number(round(sum(_mean_ms_by_part(frames, method).values())))} ms"
     ratio = None if method == "dense" else _method_over_dense_step(frames, method)
-    return f"{text} ({format_brief(ratio.value)}x)" if ratio else text
+    return f"{text} ({format_number(ratio.value)}x)" if ratio else text
 
 
 def table(frames: Frames) -> Table:

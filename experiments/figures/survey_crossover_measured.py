@@ -16,7 +16,8 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.links import FOUND_GBIT_S_COLUMN, LINK_COLUMN
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Estimate, IncomparableRunsError, phase_time, step_time_ratio
@@ -28,7 +29,6 @@ from experiments.figures._links import (
     ABOVE_LINKS,
     BELOW_LINKS,
     BETA_COLUMN,
-    FOUND_GBIT_S_COLUMN,
     BreakEvenBandwidths,
     split_by_link,
 )
@@ -153,11 +153,11 @@ def measured_break_even_bandwidths(frames: Frames, task: str, batch: int, method
     """Return the bandwidths up to which a method takes less than overlapped dense, by launch."""
     cell = select_task_and_batch(frames, task, batch)
     ratios = step_ratios_of_complete_launches(cell, method)
-    table = cell.runs.reindex(columns=["seed", _links.LINK_COLUMN, FOUND_GBIT_S_COLUMN]).astype(
+    table = cell.runs.reindex(columns=["seed", LINK_COLUMN, FOUND_GBIT_S_COLUMN]).astype(
         {FOUND_GBIT_S_COLUMN: float}
     )
     link_gbit_s = table.pivot_table(
-        index="seed", columns=_links.LINK_COLUMN, values=FOUND_GBIT_S_COLUMN, aggfunc="median"
+        index="seed", columns=LINK_COLUMN, values=FOUND_GBIT_S_COLUMN, aggfunc="median"
     )
     return BreakEvenBandwidths.interpolate_between_links(link_gbit_s, ratios)
 
@@ -279,7 +279,7 @@ def break_even_prediction_error_factor(frames: Frames, task: str, batch: int, me
     if measured.mean_if_within_links() is None:
         raise IncomparableRunsError(
             f"no crossing to compare: {measured.describe_outside()}; predicted "
-            f"{format_brief(float(predicted.mean()))} Gbit/s"
+            f"{format_number(float(predicted.mean()))} Gbit/s"
         )
     ratio = _links.mean_ratio_over_launches(measured.gbit_s, predicted)
     assert ratio is not None, "both are of the same launches"

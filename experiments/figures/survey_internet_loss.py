@@ -16,7 +16,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys, select_runs
 from analysis.stats import Estimate, final_mean, mean_curve
 from analysis.tables import Table
@@ -295,7 +295,7 @@ def table(frames: Frames) -> list[Table]:
          "error": check.percent_error}
         for method, check in real_time_check_by_method(frames).items()
     ]  # fmt: skip
-    end = format_brief(target_loss(frames, 0.0) or 0.0)
+    end = format_number(target_loss(frames, 0.0) or 0.0)
     title = f"Minutes until the loss is so much above dense's end ({end} nats), composed"
     step_units = dict.fromkeys(("local step", "exchanging step", "mean step"), "ms")
     tables = [
@@ -347,7 +347,7 @@ def facts(frames: Frames) -> dict[str, object]:
     return {
         "link": _describe_link(frames),
         "share": format_number(SHARE),
-        "target": format_brief(loss),
+        "target": format_number(loss),
         "never": f" Not in all seeds: {captions.join_with_and(never)}." * bool(never),
         "launches": len(method_step_seconds_by_launch(frames, DENSE)),
         "seeds": setting_values_text(frames, "seed"),

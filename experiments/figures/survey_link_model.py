@@ -19,6 +19,7 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style, timeline
+from analysis.pictures.links import LINK_COLUMN, describe_link
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import warm_steps
@@ -88,7 +89,7 @@ def exchange_case_table(frames: Frames) -> pd.DataFrame:
         rows.append({
             "exchange": LABELS.get(str(run["method.name"]), str(run["method.name"])),
             "density": run.get("method.density"),
-            "link": run["cluster.link.name"],
+            "link": run[LINK_COLUMN],
             "workers": int(run["workers"]),
             "bytes": round(slowest["wire_bytes"].mean()),
             "messages": slowest["messages"].mean(),
@@ -155,8 +156,10 @@ def _allowed_errors(along: Literal["x", "y"]) -> list[plots.Panel]:
 
 def table(frames: Frames) -> list[Table]:
     cases = exchange_case_table(frames)
-    in_ms = cases.drop(columns="blocks").assign(
-        predicted=1e3 * cases["predicted"], measured=1e3 * cases["measured"]
+    shown = cases.drop(columns="blocks").assign(
+        link=cases["link"].map(describe_link),
+        predicted=1e3 * cases["predicted"],
+        measured=1e3 * cases["measured"],
     )
     units = {"bytes": "B", "predicted": "ms", "measured": "ms"}
     error_units = dict.fromkeys(("median error", "90th percentile", "largest error"), "%")
@@ -164,7 +167,7 @@ def table(frames: Frames) -> list[Table]:
     return [
         Table("Errors by exchange", summarize_cases_by_column(large, "exchange"), error_units),
         Table("Errors by number of workers", summarize_cases_by_column(large, "workers"), error_units),
-        Table("Every case", in_ms, units),
+        Table("Every case", shown, units),
     ]
 
 
@@ -200,7 +203,7 @@ def facts(frames: Frames) -> dict[str, object]:
         "median": format_number(MAX_MEDIAN_ERROR_PERCENT),
         "most": format_number(MAX_P90_ERROR_PERCENT),
         "sizes": setting_values_text(frames, "workers"),
-        "links": setting_values_text(frames, "cluster.link.name"),
+        "links": captions.join_distinct_values(frames, LINK_COLUMN, describe_link),
         "computing": _describe_computing(frames),
         "off": _describe_errors(exchange_cases_above_min_bytes(frames)),
     }

@@ -13,7 +13,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.stats import POSITIVE, Estimate, estimate_mean, final_mean, mean_curve
 from analysis.tables import Table
@@ -124,7 +124,7 @@ def table(frames: Frames) -> list[Table]:
     """Return the time to each level, the registered one first; and what the trainings came to."""
     level = target_top1_percent(frames)
     assert level is not None, "dense was trained"
-    levels = {f"{format_number(SHARE)} % of dense's end ({format_brief(level)})": level}
+    levels = {f"{format_number(SHARE)} % of dense's end ({format_number(level)})": level}
     levels |= {format_number(level): level for level in LEVELS}
     time_rows = [_time_row(frames, *labelled) for labelled in levels.items()]
     time_units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
@@ -182,7 +182,7 @@ def facts(frames: Frames) -> dict[str, object]:
     falls = [text.strip("[]") for text in captions.distinct_values(frames, "task.lr_milestones")]
     return {
         "link": ClaimEvidence(frames).link_text(), "share": format_number(SHARE),
-        "target": format_brief(level),
+        "target": format_number(level),
         "never": never * bool(missing), "falls": captions.join_with_and(falls),
         "every": setting_values_text(frames, "train.validate_every"),
     }  # fmt: skip

@@ -16,7 +16,8 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import format_brief, format_number, format_with_interval
+from analysis.pictures.links import FOUND_GBIT_S_COLUMN
+from analysis.pictures.numbers import format_number, format_with_interval
 from analysis.records.frames import Frames, cache_by_frames, find_run_keys
 from analysis.records.steps import warm_steps
 from analysis.stats import Estimate, IncomparableRunsError
@@ -30,7 +31,6 @@ from experiments.figures._links import (
     ALPHA_COLUMN,
     BELOW_LINKS,
     BETA_COLUMN,
-    FOUND_GBIT_S_COLUMN,
     BreakEvenBandwidths,
     mean_break_even_ratio,
     mean_over_launches,
@@ -296,8 +296,8 @@ def bandwidth_at_utilisation_cell(
         return "-"
     slowest, fastest = crossings.median_link_range_gbit_s
     one_end = {
-        (BELOW_LINKS,): f"below {format_brief(slowest)}",
-        (ABOVE_LINKS,): f"above {format_brief(fastest)}",
+        (BELOW_LINKS,): f"below {format_number(slowest)}",
+        (ABOVE_LINKS,): f"above {format_number(fastest)}",
     }
     return (
         crossings.mean_if_within_links()
@@ -331,7 +331,7 @@ def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) 
         for name in (DENSE, method)
     ):
         return value
-    return f"{'at least' if value.value > 1 else 'at most'} {format_brief(value.value)}"
+    return f"{'at least' if value.value > 1 else 'at most'} {format_number(value.value)}"
 
 
 # --- picture and table

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import ClaimEvidence
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import format_brief
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_run_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Estimate, phase_time
@@ -115,8 +115,8 @@ def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots
             if method != "dense"
             else None
         )
-        suffix = f" ({format_brief(ratio.value, 2)}x)" if ratio else ""
-        text = f"{format_brief(sum(parts.values()))}{suffix}" if parts else ""
+        suffix = f" ({format_number(ratio.value, 2)}x)" if ratio else ""
+        text = f"{format_number(sum(parts.values()))}{suffix}" if parts else ""
         bars.append(plots.StackedBar(method_look(method).label if is_first else "", parts, text))
     longest = max(sum(bar.value_by_phase.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated_suffix(frames)})"

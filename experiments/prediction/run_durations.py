@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.pictures.numbers import format_brief, format_count
+from analysis.pictures.numbers import format_count, format_number
 from analysis.records.loading import OWN
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
@@ -201,8 +201,8 @@ def describe_basis(estimates: Sequence[DurationEstimate]) -> str:
 def format_node_hours(array: JobArray, node_hours: float) -> str:
     """Return '44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
     gpus = array.blocked_gpus_per_node
-    gpu_hours = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
-    return f"{format_brief(node_hours)} node-hours{gpu_hours}"
+    gpu_hours = f" ({format_number(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{format_number(node_hours)} node-hours{gpu_hours}"
 
 
 class ClusterCostModel:
@@ -256,5 +256,5 @@ class ClusterCostModel:
         ):
             largest_gib = records[column].max()
             if pd.notna(largest_gib):
-                parts.append(f"{format_brief(count * largest_gib, 2)} GiB of {owner}")
+                parts.append(f"{format_number(count * largest_gib, 2)} GiB of {owner}")
         return f"up to {' and '.join(parts)}" if parts else ""

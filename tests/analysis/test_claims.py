@@ -153,14 +153,14 @@ MACHINES: dict[str, tuple[Claim, Any, str]] = {
     "a simulated ordering": (SLOWER, {"gpu": H200, "where": "virtual"}, "other direction"),
     "over the link": (LONGER, {"gpu": A100}, "same direction"),
     "over another": (
-        LONGER, {"gpu": A100, "link": "pcie"}, "not comparable (about NVLink; measured over pcie)",
+        LONGER, {"gpu": A100, "link": "pcie"}, "not comparable (about NVLink; measured over PCIe 4.0)",
     ),
     "a simulated link": (
         LONGER, {"gpu": A100, "where": "virtual"}, "not comparable (about NVLink; these times are simulated)",
     ),
     "mislabelled": (
         LONGER, {"gpu": A100, "machine": {"mismatch": ["joined by SYS"]}},
-        "not comparable (about NVLink; measured over nvlink)",
+        "not comparable (about NVLink; the machine is not the one that was named)",
     ),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
     assert table.title == f"a: {TINY}"
     assert table.header() == ["verdict", "claim", "paper", "ours", "because", "scale"]
     assert table.cell_texts() == [
-        ["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]
+        ["not reproduced", "text", "92.99 ms", "91.0 ms [90.0, 92.0] (n = 3 runs)", "", "a"]
     ]
     assert verdicts.our_value_text(verdict(ours=Estimate(91.0))) == "91 ms (n = 1 run)"
 

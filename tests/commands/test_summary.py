@@ -22,4 +22,4 @@ def test_of_turns_each_variant_has_its_own_median_and_it_says_how_they_ended(tmp
     attempt = synthetic.alternated(Store(tmp_path), ["dense", "topk"], blocks=4, block_steps=3)
     said = describe_attempt(attempt, RunStatus("done"))
     assert said.count(": median step ") == said.count("on rank 0 (serialised, n = 8)") == 2
-    assert "4 turns each, ended by the half-width; half-width of the ratios 1.0 %" in said
+    assert "4 turns each, ended by the half-width; half-width of the ratios 1 %" in said

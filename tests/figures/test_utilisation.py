@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
+from analysis.pictures.links import FOUND_GBIT_S_COLUMN
 from analysis.records.frames import Frames, empty_frames
 from analysis.stats import IncomparableRunsError
 from experiments.figures import survey_utilisation as item
-from experiments.figures._links import FOUND_GBIT_S_COLUMN
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
 

@@ -27,12 +27,10 @@ const report = (() => {
     },
   };
 
-  // Four significant digits or the whole part, as in tables; a dash where there is nothing.
+  // Three significant digits, of a whole number all, as in tables; a dash where there is nothing.
   function number(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-    const magnitude = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
-    const decimals = Math.min(Math.max(0, 3 - magnitude), 6);
-    return value.toLocaleString("en", { maximumFractionDigits: decimals });
+    return value.toLocaleString("en", Number.isInteger(value) ? {} : { maximumSignificantDigits: 3 });
   }
 
   const texts = new Intl.Collator("en", { numeric: true, sensitivity: "base" });

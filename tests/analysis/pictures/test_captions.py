@@ -75,7 +75,7 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
     timed(tmp_path, DENSE, machine={"link": found})
     frames = timed(tmp_path, TOPK, machine={"link": found | {"together_gbit_s": 0.7}})
     assert captions.describe_setting_with_remarks(frames).endswith(
-        "fp32. Emulated links, as the workers found them: loopback 1 Gbit/s asked, 0.9 found between two "
+        "fp32. Emulated links, as the workers found them: 1 Gbit/s asked, 0.9 found between two "
         "nodes, 0.7 with all sending at once, latency 60 us (not delayed; 50 us asked)."
     )
     for cpu_s, late, words in (  # of the relay, with the most that it had to do
@@ -112,7 +112,7 @@ def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
     nvlink = {"name": "nvlink", "alpha_s": 1e-6, "beta_s_per_byte": 1e-12}
     nodes = cluster | {"inside": nvlink, "workers_per_node": 8}
     frames = timed(tmp_path / "other", ("dense", {"cluster": nodes}))
-    assert captions.describe_links(frames) == "loopback between nodes of 8, nvlink inside"
+    assert captions.describe_links(frames) == "loopback between nodes of 8, NVLink inside"
     assert "model of link loopback between nodes of 8" in captions.describe_timing_and_samples(frames)
 
 

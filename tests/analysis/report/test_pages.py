@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ def item(text: str, folder: Path) -> ItemPage:
         "fig9", "fig9-laptop", text, f"*{text}*", text, (text,), (text,), facts={text: text},
         judged=(JudgedClaim.from_verdict(verdict(text)),), tables=(HtmlTable(text, table.to_html()),),
         files={"svg": str(picture)}, bibtex=text, runs=("0123456789ab",), damage=text, paper=text,
+        summary=(text,), made_s=1.0,
     )  # fmt: skip
 
 
@@ -77,6 +79,27 @@ def test_no_text_becomes_markup_or_ends_a_script_and_what_was_escaped_is_read(tm
     assert HOSTILE in html.unescape(found["pages/item-fig9-laptop.html"])
     name, columns = json.loads("[" + found["data/runs.js"].removeprefix("report.received(...[")[:-3])
     assert (name, columns["run"], columns["why"]) == ("runs", [HOSTILE], [HOSTILE])
+
+
+def test_the_first_page_begins_with_this_machines_newest_picture_or_says_how_to_get_one(
+    tmp_path: Path,
+) -> None:
+    older = replace(item("older", tmp_path), facts={"runs": "3 launches"})
+    newer = replace(older, title="newer", made_s=2.0, num_more_runs=2, commands=("draw", "make"))
+    shipped = replace(older, made_s=0.0)
+    finding = Finding("found", shipped, ())
+    for items, parts in (
+        ([older, newer], ("This machine", ">newer<", "<b>older</b>", "3 launches", "2 more runs make it",
+                          "make --all", "What was found, shipped with the repository", "<h3>found")),
+        ([older], ("This machine", "To measure again", "older --force")),
+        ([shipped], ("make reproduce-fig4", "What was found</h2>")),
+    ):  # fmt: skip
+        site = pages.ReportSite(tmp_path / "report")
+        site.clear_stale_files_and_copy_assets()
+        page = pages.write_report_pages(site, items, [], [], [], [finding]).read_text()
+        places = [page.find(part) for part in parts]
+        assert -1 not in places
+        assert places == sorted(places), parts
 
 
 def test_links_lead_to_files_of_the_report_and_nowhere_else(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def entered(own_checkout: Path, command: Command) -> Path:
     planned = command("enter", "dense", "comb", "profile=smoke", "--plan").stdout
     assert planned.endswith(" runs of unknown length: nothing like them was made yet\n")
     said = command("enter", "dense", "comb", "profile=smoke")
-    assert "comb on cnn-digits, 2 workers, ethernet_1g: " in said.stdout
+    assert "comb on cnn-digits, 2 workers, 1 Gbit/s Ethernet: " in said.stdout
     return own_checkout / "results" / "entries"
 
 

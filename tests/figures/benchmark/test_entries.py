@@ -161,4 +161,6 @@ def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_on_a_cell_has_a_word_for_each_level() -> None:
-    assert describe_cell(cell()) == "topk on gpt-ptb, 4 workers, internet_100m_50ms: 50 % faster 1.9"
+    assert (
+        describe_cell(cell()) == "topk on gpt-ptb, 4 workers, 100 Mbit/s and 50 ms one way: 50 % faster 1.9"
+    )
