@@ -114,8 +114,7 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
     ]
     filters: dict[str, Callable[..., str]] = {
         "value": format_with_interval,
-        "brief": lambda value, digits=3: "" if value is None else format_number(value, digits),
-        "number": format_number,
+        "number": lambda value, digits=3: "" if value is None else format_number(value, digits),
         "percent": lambda share: f"{100 * share:.0f} %",
     }
     site = StaticSite(
