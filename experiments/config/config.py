@@ -259,8 +259,10 @@ class Config(Settings):
         """
         values = {"select": IMPLIED_SETTINGS["select"], **recorded}  # else, what was implied is the default
         container = values.get("container", "none")
-        if isinstance(container, str):
+        if container == "none":
             values["container"] = {"name": container}
+        elif isinstance(container, str):  # which image file was used is provenance; this is its usual name
+            values["container"] = {"name": container, "image": f"{container}.sif"}
         variants = tuple(
             VariantConfig(name, cls.from_record(record))
             for name, record in configs_by_variant(recorded).items()

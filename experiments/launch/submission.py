@@ -176,9 +176,6 @@ def submit_missing_runs(
         missing = describe_missing_requirements(selected)
         if missing:
             raise ValueError("; ".join(missing))
-        untested = partition.describe_untested_version()
-        if untested:
-            say(f"cluster={slurm_cluster(planned[0]).name}: {untested}")
         arrays = group_into_arrays(selected, one_job_per_group=selected[0].config.launch.block)
         ledger = folders.scratch / LEDGER_FILE
         avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.node_python)})
@@ -200,6 +197,9 @@ def submit_missing_runs(
                     f"{error}; of {len(arrays)} arrays the first {number} are queued: `cancel "
                     f"{sweep.folder.name}` ends them, the same `submit` once more queues the others"
                 ) from error
+        with contextlib.suppress(commands.SlurmError):  # the sweep is queued, whatever this answer
+            if untested := partition.describe_untested_version():
+                say(f"cluster={slurm_cluster(planned[0]).name}: {untested}")
         return sweep.folder
 
 

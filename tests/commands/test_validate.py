@@ -91,10 +91,8 @@ def test_a_figure_without_one_of_its_runs_and_a_cut_table_are_named(here: Comman
 # Shipped before what takes turns was launched several times: such times decide nothing. What is measured
 # again goes from here.
 OF_ONE_LAUNCH = {
-    "eghlidi-table2-laptop",
-    "shi-scaling-laptop", "shi-selection-laptop", "slow-links-laptop", "speed-laptop",
-    "speed-protocol-laptop", "stable-costs-laptop", "stable-dgc-laptop", "stable-throughput-laptop",
-    "straggler-laptop",
+    "eghlidi-table2-laptop", "slow-links-laptop", "speed-laptop", "speed-protocol-laptop",
+    "stable-costs-laptop", "stable-throughput-laptop", "straggler-laptop",
 }  # fmt: skip
 
 
