@@ -300,7 +300,7 @@ def _check_links(entering: EntryInProgress) -> None:
 
 def _describe_settings(best: BestSettings) -> str:
     values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
-    return f"lr={format_number(best.lr)}{values}"
+    return f"lr={best.lr:g}{values}"
 
 
 @dataclass(frozen=True)

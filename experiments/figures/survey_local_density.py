@@ -57,7 +57,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         by_density.append(plots.Curve(dense, [min(densities), max(densities)], [level, level]))
     by_steps = []
     for density, position in _trainings.relative_position_by_name(densities).items():
-        look = sparse._replace(label=f"density {format_number(density)}")
+        look = sparse._replace(label=f"density {density:g}")
         by_steps += TRAININGS.loss_curves(frames, density, look, {"alpha": 0.3 + 0.7 * position})
     by_steps += TRAININGS.loss_curves(frames, DILOCO, dense._replace(label=""), {})
     panels = [
@@ -75,7 +75,7 @@ def table(frames: Frames) -> Table:
     frames = _trainings.with_outcome_columns(frames)
     rows = [
         {
-            "density": "1 (DiLoCo)" if name == DILOCO else format_number(name),
+            "density": "1 (DiLoCo)" if name == DILOCO else f"{name:g}",
             **TRAININGS.loss_cells(frames, name),
             "above DiLoCo": TRAININGS.final_loss_difference(frames, name, DILOCO) if name != DILOCO else None,
             **TRAININGS.sent_bytes_and_seeds_cells(frames, name),
