@@ -64,7 +64,7 @@ def test_targets_are_judged_by_medians() -> None:
         "fused_over_add": {"median": 1.2, **ratio},
     }
     speed, tuned, floor = (target.verdict_sentence(line) for target in select.TARGETS["cpu"])
-    assert speed == "eager_over_fused: at least 30 wanted, 29.9 [0.1, 99], n = 11 measured: MISSED"
+    assert speed == "eager_over_fused: at least 30 wanted, 29.9 [0.1, 99.0], n = 11 measured: MISSED"
     assert tuned.endswith("not measured")
     assert floor.endswith("met")
 
