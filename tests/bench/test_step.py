@@ -87,7 +87,7 @@ def test_targets_are_judged_by_medians_and_buckets_set_one_of_them() -> None:
         "collectives": {"resnet50": {"register_topk_layer": 162}}, "aggregate_over_add": None,
     }  # fmt: skip
     first, *others, last = [target.verdict_sentence(line) for target in step.list_targets(line)]
-    sentence = "at most 1.3 wanted, 1.3 [0.1, 9], n = 5 measured: met"
+    sentence = "at most 1.3 wanted, 1.3 [0.1, 9.0], n = 5 measured: met"
     assert first == f"cpu_over_ddp linears register_topk_layer: {sentence}"
     assert {sentence.rpartition(", ")[2] for sentence in others} == {"not measured"}
     assert last == "collectives resnet50 register_topk_layer: at most 6 wanted, 162 measured: MISSED"
