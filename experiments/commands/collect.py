@@ -211,7 +211,7 @@ def readme_verdicts_markdown(rows: Sequence[verdicts.ItemVerdict]) -> str:
     sentences = (
         f"Claims that follow from one cause at one scale are counted once. Of {sum(counts.values())}, these "
         f"are the [verdicts](docs/measuring.md#verdicts): {counts_text}. Of {len(rows)} rows, one a case, "
-        f"{num_tested} are tested together; of the inconclusive claims, {fallen} would be decided if each were "
-        "tested alone."
+        f"{num_tested} are tested together; of the inconclusive claims, {fallen} would be decided if each "
+        "were tested alone."
     )
     return f"{textwrap.fill(sentences, README_COLUMNS)}\n"
