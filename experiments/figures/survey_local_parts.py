@@ -27,6 +27,7 @@ _DATA = papers.item_settings("survey.local-parts")
 VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 EVERY: Mapping[str, Sequence[int]] = _DATA["every"]
 RATES: Mapping[str, Sequence[float]] = _DATA["rates"]
+TRIED_RATES: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]] = _DATA["tried_rates"]
 HELD_OUT: Mapping[str, int] = _DATA["held_out"]
 LOOKS: Mapping[str, tuple[str, str]] = _DATA["looks"]
 CONTRASTS: Mapping[str, tuple[str, list[str], list[str]]] = _DATA["contrasts"]
@@ -52,11 +53,14 @@ def cell_settings(periods: Iterable[int]) -> dict[Cell, RunSettings]:
 
 
 def trial_runs(profile: str) -> list[Run]:
-    """Return a training of each cell with each learning rate, validated on held-out text."""
+    """Return trainings of each cell with several learning rates, validated on held-out text."""
     trial = {"seed": _DATA["trial_seed"], "train.held_out": HELD_OUT[profile]}
     shared = {**scaled_settings(TRAINED, "local-parts", profile), **trial}
-    cells = cell_settings(EVERY[profile]).values()
-    return [Run({**shared, **settings, "task.lr": rate}) for settings in cells for rate in RATES[profile]]
+    return [
+        Run({**shared, **settings, "task.lr": rate})
+        for cell, settings in cell_settings(EVERY[profile]).items()
+        for rate in TRIED_RATES[profile].get(cell.variant, {}).get(cell.every, RATES[profile])
+    ]
 
 
 SETTINGS = {
@@ -162,7 +166,6 @@ def facts(frames: Frames) -> dict[str, object]:
         "seeds": setting_values_text(
             select_runs(frames, find_run_keys(frames, {"train.held_out": 0})), "seed"
         ),
-        "count": len(RATES["paper"]),
     }
 
 
