@@ -138,9 +138,9 @@ def table(frames: Frames) -> list[Table]:
         for cell in TRAININGS.run_keys_by_name(frames)
     ]  # fmt: skip
     trials = [
-        {"training": cell.variant, "H": cell.every, **trial_losses(frames, settings)}
+        {"training": cell.variant, "H": cell.every, **losses}
         for cell, settings in cell_settings(EVERY["paper"]).items()
-        if trial_losses(frames, settings)
+        if any((losses := trial_losses(frames, settings)).values())
     ]
     return [
         Table.from_rows("At the end of the trainings", ends, {"loss": "nats", "in a round": "kB"}),
@@ -148,15 +148,14 @@ def table(frames: Frames) -> list[Table]:
     ]
 
 
-def trial_losses(frames: Frames, settings: RunSettings) -> dict[str, float]:
-    """Return the losses at the end of a cell's trials by learning rate; infinite where a trial diverged."""
+def trial_losses(frames: Frames, settings: RunSettings) -> dict[str, float | None]:
+    """Return the losses at the end of a cell's trials by learning rate; None where none was made."""
     columns = {"method.name" if key == "method" else key: value for key, value in settings.items()}
-    losses = {}
+    losses = dict[str, float | None]()
     for rate in RATES["paper"]:
         trial = {"seed": _DATA["trial_seed"], "task.lr": rate, "train.held_out": HELD_OUT["paper"]}
         loss = final_mean(frames, find_run_keys(frames, columns | trial), COLUMN)
-        if loss:
-            losses[f"{rate:g}"] = loss.value
+        losses[f"{rate:g}"] = loss.value if loss else None
     return losses
 
 
