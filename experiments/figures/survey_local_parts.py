@@ -137,10 +137,13 @@ def table(frames: Frames) -> list[Table]:
         }
         for cell in TRAININGS.run_keys_by_name(frames)
     ]  # fmt: skip
+    losses_by_cell = {
+        cell: trial_losses(frames, settings) for cell, settings in cell_settings(EVERY["paper"]).items()
+    }
     trials = [
         {"training": cell.variant, "H": cell.every, **losses}
-        for cell, settings in cell_settings(EVERY["paper"]).items()
-        if any((losses := trial_losses(frames, settings)).values())
+        for cell, losses in losses_by_cell.items()
+        if any(losses.values())
     ]
     return [
         Table.from_rows("At the end of the trainings", ends, {"loss": "nats", "in a round": "kB"}),
