@@ -92,8 +92,12 @@ class DurationModel:
         derived = {
             "sequential_step_s": numbers["took_s"] / (numbers["steps_total"] * sequential),
             "in_turns": used_columns["variant"].notna(),
+            # A node of an emulated link has some of the machine's cores, and its workers record these.
             "is_this_machine": used_columns["provenance.cpu"].eq(this_machine.cpu)
-            & used_columns["provenance.cores"].eq(this_machine.cores),
+            & (
+                used_columns["provenance.cores"].eq(this_machine.cores)
+                | used_columns["cluster.where"].eq("netns")
+            ),
         }
         # Not assigned one by one: pandas warns of that where there are a hundred columns.
         rows = pd.concat([rows, pd.DataFrame(derived, index=rows.index)], axis=1)

@@ -96,6 +96,11 @@ def test_of_comparable_runs_the_nearest_count_and_a_machine_like_this_one_before
     for farther in (elsewhere, {"provenance.cpu": "another"}, {"method.name": "terngrad"}, {"workers": 8}):
         check_seconds(USUAL, TOOK_S, row(), row(took_s=9 * TOOK_S, **farther))
     check_seconds(USUAL, TOOK_S, row(**{"method.name": "terngrad"}), row(took_s=9 * TOOK_S, **elsewhere))
+    emulated = asked(cluster="netns")
+    of_one_core = row(emulated, **{"provenance.cores": 1})
+    check_seconds(
+        emulated, TOOK_S, of_one_core, row(emulated, took_s=9 * TOOK_S, **{"provenance.cpu": "another"})
+    )
 
 
 def in_turns(*names: str, **changes: Any) -> list[Changes]:
