@@ -109,7 +109,10 @@ def _describe_expected_time(todo: Sequence[PlannedRun], folders: ResultFolders) 
         for run, estimate in estimated_runs:
             share = 1.0 if run.is_timing else min(1.0, run.num_cores / count_usable_cores())
             expected_s += share * estimate.seconds
-        yield f"expected: {format_number(expected_s / 60, 2)} min, while nothing else computes here"
+        minutes = f"{format_number(expected_s / 60, 2)} min"
+        if len(estimated_runs) < len(todo):
+            minutes = f"at least {minutes}, for {len(estimated_runs)} of {format_count(len(todo), 'runs')}"
+        yield f"expected: {minutes}, while nothing else computes here"
         yield f"by the durations of {describe_basis([estimate for _, estimate in estimated_runs])}"
         largest_gib = max(model.max_memory_gib_or_zero(run.config) for run in todo)
         if largest_gib:

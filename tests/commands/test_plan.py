@@ -159,6 +159,9 @@ def test_minutes_are_told_by_runs_like_these_or_said_to_be_unknown(here: Command
         assert text in said
     said = fine(here("plan", *words, "method=dense", "workers=3", "task.batch_size=3")).stdout
     assert "not known of 1 run: none of the same task, batch and place was measured" in said
+    said = fine(here("plan", *words, "method=topk", "task.batch_size=3,16", "seed=1")).stdout
+    assert ", for 1 of 2 runs, while nothing else computes here" in said
+    assert "expected: at least " in said
 
 
 # --- on a cluster
