@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -91,14 +92,45 @@ def changed_measuring_files(
     """Return the recorded source files that have changed since.
 
     Args:
-        chosen_names: of the run's method, task and data set: it does not rest on the files of others.
+        chosen_names: of the run's method, task and data set: it does not rest on the files of others, unless
+            theirs import them.
     """
     current = digest_by_measuring_file()
+    chosen_names = add_imported_names(chosen_names)
     return [
         path
         for path, digest in recorded_digest_by_path.items()
         if current.get(path) != digest and _affects(Path(path), chosen_names)
     ]
+
+
+def add_imported_names(chosen_names: Collection[str]) -> set[str]:
+    """Return these choices and those whose files theirs import, and so on."""
+    found, todo = set[str](), [*chosen_names]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [other for folder in REGISTRY_FOLDERS for other in _imported_beside(ROOT / folder, name)]
+    return found
+
+
+@cache
+def _imported_beside(folder: Path, name: str) -> set[str]:
+    """Return the names of the files in a folder that one of them imports."""
+    path = folder / f"{name}.py"
+    if not path.is_file():
+        return set()
+    modules = list[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = ".".join(folder.relative_to(ROOT).parts) if node.level else ""
+            module = ".".join(filter(None, (package, node.module)))
+            modules += [f"{module}.{alias.name}" for alias in node.names]
+    beside = ".".join(folder.relative_to(ROOT).parts) + "."
+    return {module.removeprefix(beside).split(".")[0] for module in modules if module.startswith(beside)}
 
 
 def _affects(path: Path, chosen_names: Collection[str]) -> bool:

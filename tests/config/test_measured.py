@@ -62,6 +62,23 @@ def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path) -> None:
     assert code_version.changed_measuring_files(before, chosen) == []
 
 
+def test_a_run_rests_on_what_its_method_imports(checkout: Path) -> None:
+    methods = checkout / "sparsify" / "methods"
+    texts = {
+        "mine": "from sparsify.methods.comb import Comb\n",
+        "comb": "import torch\nfrom . import teeth\n",
+        "teeth": "",
+        "other": "",
+    }
+    for name, text in texts.items():
+        (methods / f"{name}.py").write_text(text)
+    before = code_version.digest_by_measuring_file()
+    for name, text in texts.items():
+        (methods / f"{name}.py").write_text(f"{text}# changed\n")
+    changed = code_version.changed_measuring_files(before, {"mine"})
+    assert changed == [f"sparsify/methods/{name}.py" for name in ("comb", "mine", "teeth")]
+
+
 def of_other_code(results: Path, *words: str) -> Attempt:
     """Return an attempt that records another version of one of its source files."""
     config, folders = compose.resolve([*WORDS, *words]), ResultFolders(results)
