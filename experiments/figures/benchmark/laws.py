@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, yaml
 
+from experiments.config import code_version
 from experiments.config.folders import ROOT
 from experiments.figures.benchmark.entries import Entrant
 from sparsify.methods import REGISTRY as METHODS
@@ -108,21 +109,9 @@ def find_method_files(method: str) -> list[Path]:
 
     Return none for a method that is no file there.
     """
-    found, todo = list[Path](), [method]
-    while todo:
-        path = METHODS.folder / f"{todo.pop()}.py"
-        if path in found or not path.exists():
-            continue
-        found.append(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            )
-            if isinstance(node, ast.ImportFrom):
-                module = ".".join(filter(None, (METHODS.package if node.level else "", node.module)))
-                names = [f"{module}.{name}" for name in names]
-            todo += [name.split(".")[2] for name in names if name.startswith(f"{METHODS.package}.")]
-    return found
+    imported = sorted(code_version.add_imported_names([method]) - {method})
+    paths = [METHODS.folder / f"{name}.py" for name in (method, *imported)]
+    return [path for path in paths if path.exists()]
 
 
 def read_method_code(method: str) -> str:
