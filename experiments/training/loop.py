@@ -175,6 +175,7 @@ class Trainer:
             with timer.phase("io"):
                 inputs, labels = next(self.batches)
             rate = self.task.learning_rate(step, self.steps_per_epoch)
+            rate *= self.settings.train.lr_decay_factor(step, self.steps_per_epoch)
             if overlap:
                 overlap.begin_step(epoch, rate)
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)

@@ -157,6 +157,12 @@ class TrainSettings(Settings):
     """The length of the training, and when it is validated."""
 
     epochs: PositiveInt = setting(10, "epochs of the schedule's clock")
+    lr_decay_epochs: NonNegativeFloat = setting(
+        0,
+        "in so many last epochs the learning rate falls linearly to 0, whatever the task's schedule is; 0: "
+        "it does not",
+        since="2026-11-30",
+    )
     epoch_steps: PositiveInt | None = setting(
         None, "steps of an epoch of this clock; null: ceil(images / (batch size x workers))"
     )
@@ -186,6 +192,17 @@ class TrainSettings(Settings):
         "steps between two looks at what rank 0 selects from and selects: distributions, energy left "
         "out, whether places stay; null: never",
     )
+
+    def lr_decay_factor(self, step: int, steps_per_epoch: int) -> float:
+        """Return the factor of the learning rate in a step, counted from 0: 1 before the last epochs.
+
+        With a constant rate before, it is the schedule of Hagele et al. (NeurIPS 2024, section 3): trainings
+        of different lengths are alike until the first of them decays.
+        """
+        if not self.lr_decay_epochs:
+            return 1.0
+        epochs_left = self.epochs - step / steps_per_epoch
+        return min(1.0, max(0.0, epochs_left / self.lr_decay_epochs))
 
 
 @dataclass(frozen=True)

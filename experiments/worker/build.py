@@ -141,6 +141,11 @@ def build_components_on_data(
             f"task={config.task.name} learns nothing that train.validate={train.validate} could "
             "measure; take train.validate=never"
         )
+    if train.lr_decay_epochs > train.epochs:
+        raise ValueError(
+            f"train.lr_decay_epochs={train.lr_decay_epochs:g} is more than train.epochs={train.epochs}: the "
+            "learning rate would begin below task.lr; take at most as many"
+        )
     steps_per_epoch = train.epoch_steps or task.steps_per_epoch(data, config.workers)
     settings = LoopSettings(
         seed=config.seed,

@@ -23,9 +23,16 @@ def digits() -> Dataset:
     return datasets.load("digits", None, CPU)
 
 
-def trained(data: Dataset, method: str = "topk", every: int = 1, **choices: Any) -> list[Lines]:
+def trained(
+    data: Dataset,
+    method: str = "topk",
+    every: int = 1,
+    epochs: int = 10,
+    lr_decay_epochs: float = 0.0,
+    **choices: Any,
+) -> list[Lines]:
     """Return the logs of two virtual ranks, with epochs of three steps, validated every so many."""
-    train = TrainSettings(epoch_steps=3, validate_every=every)
+    train = TrainSettings(epochs=epochs, epoch_steps=3, validate_every=every, lr_decay_epochs=lr_decay_epochs)
 
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
@@ -62,6 +69,15 @@ def test_density_and_learning_rate_follow_the_clock(digits: Dataset) -> None:
     assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2, 3, 3]
     task = TASKS.build("cnn_digits", {})
     assert [step["lr"] for step in steps] == [task.learning_rate(at, 3) for at in range(8)]
+
+
+def test_the_learning_rate_falls_in_the_last_epochs(digits: Dataset) -> None:
+    plain, decayed, longer = (
+        [step["lr"] for step in trained(digits, **settings)[0].of("step")]
+        for settings in ({}, {"epochs": 3, "lr_decay_epochs": 2.0}, {"epochs": 4, "lr_decay_epochs": 2.0})
+    )
+    assert decayed == pytest.approx([rate * min(1, (9 - at) / 6) for at, rate in enumerate(plain)])
+    assert longer[:6] == plain[:6], "trainings of any length are alike until the first of them decays"
 
 
 def test_an_epoch_records_the_energy_that_was_captured(digits: Dataset) -> None:

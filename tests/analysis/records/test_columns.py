@@ -19,7 +19,7 @@ from tests.slurm.emulated.links import may_have_networks
 # Of each kind of run one that takes a second: with held-out data, in the published protocol, alone; on nodes.
 RUNS = (
     ["method=topk", "train.held_out=100", "train.validate_on=50", "train.epochs=1", "train.steps=null",
-     "train.epoch_steps=2"],
+     "train.epoch_steps=2", "train.lr_decay_epochs=1"],
     ["method=randomk", "timing.mode=as_published", "cluster=local", "train.steps=null", "train.epochs=2",
      "train.epoch_steps=1"],
     ["method=topk", "inside=pcie", "late.draw=uniform", "late.s=0.01", "late.rank=1", "train.look_every=5"],
