@@ -399,14 +399,15 @@ def _check_late(late: LatenessSettings, workers: int) -> None:
 
 
 def check_variants(config_by_variant: Mapping[str, Config]) -> None:
-    """Refuse variants that can't take turns, because they are the same or differ in what they must share.
+    """Refuse variants that can't take turns, because they differ in what they must share.
+
+    Two may be the same: what differs between them then is noise.
 
     Raises:
         ValueError: which ones, and in what.
     """
     (name, first), *_ = config_by_variant.items()
     shared = _shared_settings(first)
-    name_by_settings = dict[str, str]()
     for other, config in config_by_variant.items():
         settings = _shared_settings(config)
         for dotted in settings.keys() | shared.keys():
@@ -417,11 +418,6 @@ def check_variants(config_by_variant: Mapping[str, Config]) -> None:
                 )
     if len(config_by_variant) < 2:
         raise ValueError(f"variants={','.join(config_by_variant)}: to take turns there must be two or more")
-    for other, config in config_by_variant.items():
-        parts = repr([config.get_setting(dotted) for dotted in KEYS_OF_VARIANTS])
-        first_name = name_by_settings.setdefault(parts, other)
-        if first_name != other:
-            raise ValueError(f"variants {first_name} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in config_by_variant.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":
         raise ValueError(

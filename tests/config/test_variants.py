@@ -58,7 +58,6 @@ def test_what_does_not_fit_is_refused() -> None:
     large = variants(DENSE, "large:'method=dense task.batch_size=64'")
     answers = {
         variants(DENSE): "two or more",
-        variants(DENSE, "again:'method=dense'"): "dense and again are the same",
         large: "batch_size ... may differ in method",
         variants(DENSE, "odd:'method=topq'"): "variant odd: no method 'topq'",
         variants(DENSE, "odd:'method=topk \"'"): "variants.odd= ... can't be read",
