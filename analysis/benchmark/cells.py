@@ -25,9 +25,14 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean, student_t_quantile
 from analysis.times.exchange_rounds import step_seconds_by_launch
 
 BASELINE = "dense"
+REPEATED_BASELINE = (
+    "dense-again"  # the same with other seeds: where it differs from the baseline, it is noise
+)
 LOSS_COLUMN = "val_loss"
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the baseline's budget: a level each
 RESAMPLES = 4_000
+ROUNDING = 1e-9  # nats: a level that was interpolated at a validation is that validation's loss
+DIVERGED_LOSS = 100.0  # nats, of a training that diverged before its first validation: it learnt nothing
 LevelWord = Literal[
     "baseline", "faster", "slower", "slower (censored)", "inconclusive", "not reached", "not timed"
 ]
@@ -46,9 +51,10 @@ class LevelScore:
     # The baseline's time over the entry's. It is 0 where the entry does not reach the level in its budget:
     # the upper edge is then that of an entry that would reach it right after its budget.
     speedup: Estimate | None = None
-    minutes: float | None = None  # infinite where it does not reach the level
+    seconds: float | None = None  # infinite where it does not reach the level
+    lead: float = 0.0  # by how much its loss is below the level at the time at which the baseline reaches it
     p_value: float = 1.0  # of equal losses at the time at which the baseline reaches the level
-    is_too_short: bool = False  # its budget ends before the baseline's time, without the level
+    ends_before_baseline: bool = False  # without the level
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,22 @@ class Cell:
         return next((level for level in self.levels if level.share == share), None)
 
 
-class Measurement(NamedTuple):
-    """The curves and step times of an entry, or of the baseline beside it."""
+class Curves(NamedTuple):
+    """Trainings of one length, seed by seed."""
 
+    steps: np.ndarray  # (validations,)
     losses: np.ndarray  # (seeds, validations): the best loss so far
-    step_s: np.ndarray  # (launches,): seconds of the mean step
+
+
+class PairedStepSeconds(NamedTuple):
+    """Seconds of the mean step in the launches in which the baseline and an entry took turns."""
+
+    baseline_s: np.ndarray  # (launches,)
+    own_s: np.ndarray  # (launches,)
 
 
 def evaluate_entry(entry: EntryFile, baseline: EntryFile, floors: Mapping[str, float]) -> list[Cell]:
-    """Return all cells of an entry, cells that were not timed among them; each word is tested alone.
+    """Return all cells of an entry; each word is tested alone.
 
     Args:
         entry: what to evaluate.
@@ -98,60 +111,92 @@ def evaluate_entry(entry: EntryFile, baseline: EntryFile, floors: Mapping[str, f
     cells = list[Cell]()
     name = entry.statement.name
     for task, statement in entry.statement.tasks.items():
-        for workers, keys in statement.trainings.items():
-            base_losses = best_losses(baseline, baseline.statement.tasks[task].trainings[workers])
-            losses = best_losses(entry, keys).reindex(columns=base_losses.columns).ffill(axis=1)
-            seeds = base_losses.index.intersection(losses.index)
-            steps = losses.columns.to_numpy(float)
-            for link, launches in statement.launches[workers].items():
-                own_s = _mean_step_s_by_launch(entry.frames, launches)
-                base_s = _mean_step_s_by_launch(entry.frames, statement.baseline[workers][link])
-                shared = [launch for launch in own_s if launch in base_s]
-                levels = score_levels(
-                    steps,
-                    Measurement(base_losses.loc[seeds].to_numpy(), np.array([base_s[key] for key in shared])),
-                    Measurement(losses.loc[seeds].to_numpy(), np.array([own_s[key] for key in shared])),
-                    floors.get(task, np.inf),
+        for workers, length_by_link in statement.lengths.items():
+            baseline_length = next(iter(baseline.statement.tasks[task].lengths[workers].values()))
+            baseline_curves = best_loss_curves(baseline, task, workers, baseline_length)
+            for link, length in length_by_link.items():
+                curves = best_loss_curves(entry, task, workers, length)
+                launches = statement.launches[workers][link]
+                own_s = mean_step_s_by_launch(entry.frames, launches)
+                beside_s = mean_step_s_by_launch(entry.frames, statement.baseline[workers][link])
+                shared = [launch for launch in own_s if launch in beside_s]
+                step_s = PairedStepSeconds(
+                    np.array([beside_s[launch] for launch in shared]),
+                    np.array([own_s[launch] for launch in shared]),
                 )
-                if name == BASELINE:  # which has nothing to be compared with
-                    levels = [
-                        LevelScore(level.share, level.loss, "baseline", "baseline", minutes=level.minutes)
-                        for level in levels
-                    ]
-                runs = entry.frames.runs[entry.frames.runs["key"].isin(launches or keys)]
+                levels = score_levels(baseline_curves, curves, step_s, floors.get(task, np.inf))
+                baseline_s = _mean_step_s(baseline, task, workers, link)
+                # Seconds of entries that other machines measured are scaled to the baseline's machine.
+                scale = baseline_s / float(step_s.baseline_s.mean()) if shared and baseline_s else 1.0
+                step_ms = estimate_mean([*own_s.values()], POSITIVE, LAUNCHES) if own_s else None
+                runs = entry.frames.runs[entry.frames.runs["key"].isin(launches)]
                 dates = sorted(str(started)[:10] for started in runs["started"].dropna()) or [""]
-                step = estimate_mean([*own_s.values()], POSITIVE, LAUNCHES) if own_s else None
-                cell = Cell(
-                    entry=name,
-                    task=task,
-                    workers=workers,
-                    link=link,
-                    levels=levels,
-                    curve=[*zip(steps.tolist(), losses.mean().tolist(), strict=True)],
-                    step_ms=step.scale_by(1e3) if step else None,
-                    seeds=len(seeds),
-                    launches=len(shared),
-                    gbit_s=aggregate_column(runs, "provenance.machine.link.together_gbit_s", "median"),
-                    delay_ms=aggregate_column(runs, "provenance.machine.link.latency_s", "median", 1e3),
-                    simulated=bool(launches) and bool(runs["simulated"].fillna(False).astype(bool).any()),
-                    dates=(dates[0], dates[-1]),
-                    machine=", ".join(dict.fromkeys(map(str, runs["provenance.cpu"].dropna()))),
+                cells.append(
+                    Cell(
+                        entry=name,
+                        task=task,
+                        workers=workers,
+                        link=link,
+                        levels=[_scale_time(level, scale, is_baseline=name == BASELINE) for level in levels],
+                        curve=[*zip(curves.steps.tolist(), curves.losses.mean(axis=0).tolist(), strict=True)],
+                        step_ms=step_ms.scale_by(1e3 * scale) if step_ms else None,
+                        seeds=len(curves.losses),
+                        launches=len(shared),
+                        gbit_s=aggregate_column(runs, "provenance.machine.link.together_gbit_s", "median"),
+                        delay_ms=aggregate_column(runs, "provenance.machine.link.latency_s", "median", 1e3),
+                        simulated=bool(launches) and bool(runs["simulated"].fillna(False).astype(bool).any()),
+                        dates=(dates[0], dates[-1]),
+                        machine=", ".join(dict.fromkeys(map(str, runs["provenance.cpu"].dropna()))),
+                    )
                 )
-                cells.append(cell)
     return cells
 
 
-def best_losses(entry: EntryFile, keys: Sequence[str]) -> pd.DataFrame:
-    """Return the lowest validation loss so far of trainings: a row a seed, a column a validated step."""
-    epochs = entry.frames.epochs[entry.frames.epochs["key"].isin(keys)]
-    seeds = entry.frames.runs.set_index("key")["seed"]
-    losses = epochs.pivot_table(LOSS_COLUMN, "key", "step", dropna=False).rename(index=seeds)
-    lowest: pd.DataFrame = losses.cummin(axis=1).ffill(axis=1)
-    return lowest
+def _mean_step_s(entry: EntryFile, task: str, workers: int, link: str) -> float | None:
+    """Return an entry's mean step in all of its launches at a place; None without any."""
+    launches = entry.statement.tasks[task].launches.get(workers, {}).get(link, ())
+    seconds = mean_step_s_by_launch(entry.frames, launches)
+    return float(np.mean([*seconds.values()])) if seconds else None
+
+
+def _scale_time(level: LevelScore, scale: float, *, is_baseline: bool) -> LevelScore:
+    """Return a score with its time on another machine; the baseline's is compared with nothing."""
+    seconds = None if level.seconds is None else level.seconds * scale
+    if is_baseline:
+        return LevelScore(level.share, level.loss, "baseline", "baseline", seconds=seconds)
+    return replace(level, seconds=seconds)
+
+
+def best_loss_curves(entry: EntryFile, task: str, workers: int, length: int) -> Curves:
+    """Return the lowest validation loss so far of an entry's trainings of one length, seed by seed.
+
+    A training that diverged keeps its lowest loss to the end.
+    """
+    runs = entry.frames.runs.set_index("key")
+    runs = runs[runs.index.isin(entry.statement.tasks[task].trainings[workers])]
+    runs = runs[training_length(runs) == length]
+    every = int(steps_between_validations(runs).iloc[0])
+    steps = np.arange(every, length + 1, every)
+    epochs = entry.frames.epochs[entry.frames.epochs["key"].isin(runs.index)]
+    table = epochs.pivot_table(LOSS_COLUMN, "key", "step", dropna=False).reindex(columns=steps)
+    lowest = table.rename(index=runs["seed"]).sort_index().cummin(axis=1).ffill(axis=1)
+    return Curves(steps.astype(float), lowest.fillna(DIVERGED_LOSS).to_numpy(float))
+
+
+def training_length(runs: pd.DataFrame) -> pd.Series[float]:
+    """Return the steps of each training."""
+    return runs["train.epochs"].astype(float) * runs["train.epoch_steps"].astype(float)
+
+
+def steps_between_validations(runs: pd.DataFrame) -> pd.Series[float]:
+    """Return the steps between two validations of each training; records leave out that it is each epoch."""
+    epochs = runs.reindex(columns=["train.validate_every"])["train.validate_every"].astype(float).fillna(1.0)
+    steps: pd.Series[float] = epochs * runs["train.epoch_steps"].astype(float)
+    return steps
 
 
 def score_levels(
-    steps: np.ndarray, baseline: Measurement, own: Measurement, floor: float = np.inf
+    baseline: Curves, own: Curves, step_s: PairedStepSeconds, floor: float = np.inf
 ) -> list[LevelScore]:
     """Return an entry's scores at all levels below the floor, each tested alone.
 
@@ -161,45 +206,50 @@ def score_levels(
     nobody measured.
 
     Args:
-        steps: (validations,) of both.
-        baseline: with one row for each seed of the entry's.
+        baseline: with as many seeds as the entry's, which are paired in their order.
         own: the entry's.
+        step_s: without launches there are no words.
         floor: levels above it are dropped.
     """
-    num_launches = len(own.step_s)
-    num_units = min(len(own.losses), num_launches)
-    seed_shares = draw_shares(len(own.losses), 0)
-    base_curve, curve = (seed_shares @ each.losses for each in (baseline, own))
+    num_launches = len(step_s.own_s)
+    num_seeds = len(own.losses)
+    seed_shares = draw_shares(num_seeds, 0)
+    base_curve = seed_shares @ baseline.losses
+    curve = seed_shares @ own.losses
     ratio = np.ones(len(seed_shares))  # of step times
     if num_launches:
         launch_shares = draw_shares(num_launches, 1)
-        ratio = (launch_shares @ baseline.step_s) / (launch_shares @ own.step_s)
-    budget = float(steps[-1])
+        ratio = (launch_shares @ step_s.baseline_s) / (launch_shares @ step_s.own_s)
+    budget = float(own.steps[-1])
     scores = list[LevelScore]()
     for share in SHARES:
-        level = interpolate_losses(base_curve, steps, np.full(len(ratio), share * budget))
+        level_step = np.full(len(ratio), share * baseline.steps[-1])
+        level = interpolate_losses(base_curve, baseline.steps, level_step)
         if not level[0] < floor:
             continue
-        base_needed = steps_to_level(base_curve, steps, level)
-        needed = steps_to_level(curve, steps, level)
-        affordable = base_needed * ratio  # in the baseline's time
-        leads = [  # by how much the loss is below the level then: of resampled seeds, of resampled launches
-            level - interpolate_losses(curve, steps, np.minimum(base_needed * ratio[0], budget)),
-            level[0] - np.interp(np.minimum(base_needed[0] * ratio, budget), steps, curve[0]),
-        ]
-        lowest = affordable / needed
-        highest = affordable / np.minimum(needed, budget)
-        score = LevelScore(share, float(level[0]))
         if not num_launches:
-            scores.append(replace(score, word="not timed", word_alone="not timed"))
+            scores.append(LevelScore(share, float(level[0]), "not timed", "not timed"))
             continue
-        low, high = _bootstrap_interval(lowest, highest, num_units)
-        score = replace(
-            score,
-            speedup=Estimate(float(lowest[0]), low, high, num_units),
-            minutes=float(needed[0] * own.step_s.mean() / 60),
-            p_value=_p_value_of_zero(leads[0], leads[1], len(own.losses), num_launches),
-            is_too_short=bool(lowest[0] == 0 and affordable[0] >= budget),
+        base_needed = steps_to_level(base_curve, baseline.steps, level)
+        needed = steps_to_level(curve, own.steps, level)
+        affordable = base_needed * ratio  # in the baseline's time
+        test = _test_zero(
+            level - interpolate_losses(curve, own.steps, np.minimum(base_needed * ratio[0], budget)),
+            level[0] - np.interp(np.minimum(base_needed[0] * ratio, budget), own.steps, curve[0]),
+            num_seeds,
+            num_launches,
+        )
+        speedup_at_least = affordable / needed
+        speedup_at_most = affordable / np.minimum(needed, budget)
+        low, high = _bootstrap_interval(speedup_at_least, speedup_at_most, test.degrees_of_freedom)
+        score = LevelScore(
+            share,
+            float(level[0]),
+            speedup=Estimate(float(speedup_at_least[0]), low, high, min(num_seeds, num_launches)),
+            seconds=float(needed[0] * step_s.own_s.mean()),
+            lead=test.value,
+            p_value=test.p_value,
+            ends_before_baseline=bool(speedup_at_least[0] == 0 and affordable[0] >= budget),
         )
         word = choose_word(score, ALPHA)
         scores.append(replace(score, word=word, word_alone=word))
@@ -213,14 +263,14 @@ def choose_word(score: LevelScore, significance: float) -> LevelWord:
     """
     if score.word in ("baseline", "not timed") or score.speedup is None:
         return score.word
-    if score.is_too_short:
+    if score.ends_before_baseline:
         return "not reached"
     low, high = score.speedup.interval
     if score.p_value > significance:
         return "inconclusive"
-    if low > 1:
+    if low > 1 and score.lead > 0:
         return "faster"
-    if high < 1:
+    if high < 1 and score.lead < 0:
         return "slower" if score.speedup.value else "slower (censored)"
     return "inconclusive"
 
@@ -230,7 +280,7 @@ def decide_together(cells: Sequence[Cell]) -> list[Cell]:
     p_values: dict[tuple[str, float], list[float]] = {}
     for cell in cells:
         for score in cell.levels:
-            if score.speedup is not None and not score.is_too_short:
+            if score.speedup is not None and not score.ends_before_baseline:
                 p_values.setdefault((cell.link, score.share), []).append(score.p_value)
     levels = {place: holm_level(values) for place, values in p_values.items()}
 
@@ -266,7 +316,7 @@ def interpolate_losses(curves: np.ndarray, steps: np.ndarray, at: np.ndarray) ->
 
 def steps_to_level(curves: np.ndarray, steps: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Return the steps after which each falling curve is at its level; infinite where it never is."""
-    is_reached = curves <= levels[:, None]
+    is_reached = curves <= levels[:, None] + ROUNDING
     after = np.maximum(is_reached.argmax(axis=1), 1)
     rows = np.arange(len(curves))
     left, right = curves[rows, after - 1], curves[rows, after]
@@ -277,31 +327,42 @@ def steps_to_level(curves: np.ndarray, steps: np.ndarray, levels: np.ndarray) ->
 
 
 def _bootstrap_interval(
-    lowest: np.ndarray, highest: np.ndarray, num_units: int
+    lowest: np.ndarray, highest: np.ndarray, degrees_of_freedom: float
 ) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of resampled values, each known to lie between two; without enough units none.
+    """Return the 95 % interval of resampled values, each known to lie between two; None without enough units.
 
     Plain percentiles of few units are too narrow. These are further out, so that the interval of a mean is as
     wide as Student's (Hesterberg, The American Statistician 69, 2015: the expanded percentile interval).
     """
-    if num_units < ENOUGH_LAUNCHES:
+    if not degrees_of_freedom:
         return None, None
     import scipy.special
 
-    scale = np.sqrt(num_units / (num_units - 1))
-    tail = scipy.special.ndtr(-scale * student_t_quantile(num_units - 1))
+    scale = np.sqrt((degrees_of_freedom + 1) / degrees_of_freedom)
+    tail = scipy.special.ndtr(-scale * student_t_quantile(degrees_of_freedom))
     return float(np.quantile(lowest[1:], tail)), float(np.quantile(highest[1:], 1 - tail))
 
 
-def _p_value_of_zero(
-    by_seeds: np.ndarray, by_launches: np.ndarray, num_seeds: int, num_launches: int
-) -> float:
-    """Return the two-sided p-value of zero for a number with errors of seeds and of launches.
+class ZeroTest(NamedTuple):
+    """Test of a number against zero."""
+
+    value: float
+    p_value: float  # two-sided
+    degrees_of_freedom: float  # 0 where there are too few seeds or launches
+
+
+def _test_zero(by_seeds: np.ndarray, by_launches: np.ndarray, num_seeds: int, num_launches: int) -> ZeroTest:
+    """Test a number with errors of seeds and of launches against zero.
 
     Standard errors are the bootstrap's; the distribution is Student's with Welch's degrees of freedom.
+
+    Args:
+        by_seeds: the number, then the same of resampled seeds.
+        by_launches: the same of resampled launches.
     """
+    value = float(by_seeds[0])
     if min(num_seeds, num_launches) < ENOUGH_LAUNCHES or not np.isfinite(by_seeds).all():
-        return 1.0
+        return ZeroTest(value, 1.0, 0.0)
     import scipy.special
 
     # Of a resample the variance is that of n, where an unbiased one has n - 1.
@@ -309,21 +370,21 @@ def _p_value_of_zero(
     launch_variance = by_launches[1:].var() * num_launches / (num_launches - 1)
     variance = seed_variance + launch_variance
     if variance == 0:
-        return float(by_seeds[0] == 0)
-    df = variance**2 / (seed_variance**2 / (num_seeds - 1) + launch_variance**2 / (num_launches - 1))
-    return float(2 * scipy.special.stdtr(df, -abs(by_seeds[0]) / np.sqrt(variance)))
+        return ZeroTest(value, float(value == 0), min(num_seeds, num_launches) - 1)
+    df = float(variance**2 / (seed_variance**2 / (num_seeds - 1) + launch_variance**2 / (num_launches - 1)))
+    return ZeroTest(value, float(2 * scipy.special.stdtr(df, -abs(value) / np.sqrt(variance))), df)
 
 
-def _mean_step_s_by_launch(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
+def mean_step_s_by_launch(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
     """Return seconds of the mean step, by launch.
 
-    Steps that exchange and those that do not count as many times as there were in the blocks, which are whole
-    rounds.
+    Steps that exchange and those that do not count as many times as there were in the timed blocks, which are
+    whole rounds.
     """
     by_launch = dict[int, float]()
     for key in keys:
         steps = steps_of_run(frames, key)
-        share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
+        share = float((steps.loc[steps["block"] > 0, "wire_bytes"] > 0).mean())
         for seed, step in step_seconds_by_launch(frames, [key]).items():
             extra_s = step.exchanging_s - step.local_s
             by_launch[seed] = step.local_s + share * extra_s if share < 1 else step.exchanging_s

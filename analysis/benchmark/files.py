@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.benchmark.statement import NAME_PATTERN, EntryStatement
+from analysis.benchmark.statement import NAME_PATTERN, EntryStatement, enter_command
 from analysis.records import parquet
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.frames import Frames
@@ -137,7 +137,10 @@ def read_newest_entries(folders: list[Path], tier: str, rules_digest: str) -> Ne
         if statement.tier != tier:
             continue
         if statement.rules != rules_digest:
-            notes.append(f"{path.name} is by other rules than today's: enter it again")
+            notes.append(
+                f"{path.name} is by rules of version {statement.version}, which are not today's: "
+                f"{enter_command(statement.name, tier)} enters it anew"
+            )
             continue
         newest = newest_by_name.get(statement.name)
         if newest is None or newest.statement.written < statement.written:

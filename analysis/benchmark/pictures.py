@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis import plots
 from analysis.benchmark.cells import BASELINE, Cell
-from analysis.benchmark.summaries import MAX_FACTOR, PROFILE_SHARES, curve_by_minutes, time_factors_by_entry
+from analysis.benchmark.summaries import MAX_FACTOR, PROFILE_SHARES, curve_by_seconds, time_factors_by_entry
 from analysis.pictures import style
 from analysis.pictures.numbers import format_number
 
@@ -18,7 +18,7 @@ OTHER_COLOURS = (
 )  # fmt: skip
 OTHER_MARKERS = "^vDhX*P<>dH8"
 LINE_STYLES = ("-", "--")  # of methods with a style of their own, and of others
-MINUTE_TICKS = tuple(digit * 10**power for power in range(-3, 4) for digit in (1, 2, 5))
+SECOND_TICKS = tuple(digit * 10**power for power in range(-3, 6) for digit in (1, 2, 5))
 Styles = Mapping[str, style.MethodStyle]
 
 
@@ -56,14 +56,14 @@ def draw_loss_over_time(cells: Sequence[Cell], tasks: Sequence[str], workers: Se
 
 @plots.panel_maker
 def _loss_panel(axes: plots.Axes, /, cells: Sequence[Cell], styles: Styles, title: str) -> None:
-    axes.set(title=title, xscale="log", xlabel="Minutes")
+    axes.set(title=title, xscale="log", xlabel="Seconds")
     top = 0.0
     for cell in cells:
-        minutes, losses = curve_by_minutes(cell)
+        seconds, losses = curve_by_seconds(cell)
         look = styles[cell.entry]
         is_base = cell.entry == BASELINE
         axes.plot(
-            minutes,
+            seconds,
             losses,
             color=look.colour,
             marker=look.marker,
@@ -85,7 +85,7 @@ def _loss_panel(axes: plots.Axes, /, cells: Sequence[Cell], styles: Styles, titl
     if top:
         axes.set_ylim(top=top)
     low, high = axes.get_xlim()
-    ticks = [tick for tick in MINUTE_TICKS if low <= tick <= high]
+    ticks = [tick for tick in SECOND_TICKS if low <= tick <= high]
     axes.set_xticks(ticks, labels=[format_number(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
 

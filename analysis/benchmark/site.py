@@ -19,13 +19,14 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from analysis import plots
-from analysis.benchmark.cells import BASELINE, SHARES, Cell, aggregate_column
+from analysis.benchmark.cells import BASELINE, REPEATED_BASELINE, SHARES, Cell, aggregate_column
 from analysis.benchmark.files import EntryFile
 from analysis.benchmark.pictures import draw_loss_over_time, draw_performance_profiles
 from analysis.benchmark.summaries import (
     PROFILE_SHARES,
     LevelSummary,
     count_decided,
+    count_false_words,
     describe_best,
     find_frontier,
     summarize_level,
@@ -142,7 +143,8 @@ def write_site_replacing_folder(folder: Path, content: BenchmarkPagesContent) ->
         own = [cell for cell in content.cells if cell.task == task.name]
         choices.append((task.name, task.about, _choices(content, own)))
     sentences = {link.name: _describe_link(_cells_of_link(content, link)) for link in content.links}
-    return site.write_page("index", choices=choices, sentences=sentences)
+    false_words = count_false_words(content.cells)
+    return site.write_page("index", choices=choices, sentences=sentences, false_words=false_words)
 
 
 def _choices(
@@ -180,7 +182,8 @@ def _write_link_page(site: StaticSite, content: BenchmarkPagesContent, link: Lin
     timed = [cell for cell in cells if cell.step_ms]
     if timed:
         tasks = [task.name for task in content.tasks]
-        _save_svg(site, f"link-{link.name}", draw_loss_over_time(timed, tasks, content.workers))
+        timed_workers = sorted({cell.workers for cell in timed})
+        _save_svg(site, f"link-{link.name}", draw_loss_over_time(timed, tasks, timed_workers))
         _save_svg(site, f"profile-{link.name}", draw_performance_profiles(timed))
     tables = []
     for task in content.tasks:
@@ -188,7 +191,7 @@ def _write_link_page(site: StaticSite, content: BenchmarkPagesContent, link: Lin
             rows = [cell for cell in cells if (cell.task, cell.workers) == (task.name, workers)]
             if rows:
                 tables.append((task, workers, sort_by_speedup(rows), find_frontier(rows)))
-    profiles: dict[str, list[str]] = {cell.entry: [] for cell in timed}
+    profiles: dict[str, list[str]] = {cell.entry: [] for cell in timed if cell.entry != REPEATED_BASELINE}
     for share in PROFILE_SHARES:
         factors = time_factors_by_entry(timed, share)
         for entry, counts in profiles.items():
@@ -200,6 +203,7 @@ def _write_link_page(site: StaticSite, content: BenchmarkPagesContent, link: Lin
         f"link-{link.name}",
         link=link,
         sentence=_describe_link(cells),
+        false_words=count_false_words(cells),
         tables=tables,
         pictured=bool(timed),
         profiles=profiles,

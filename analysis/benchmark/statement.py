@@ -12,6 +12,13 @@ NAME_PATTERN = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' 
 Keys = Sequence[str]
 
 
+def enter_command(name: str, tier: str) -> str:
+    """Return the command that enters an entry into a tier, as `cluster@mine` names one of a cluster."""
+    base, _, cluster = tier.partition("@")
+    where = f" profile={base}" + f" cluster={cluster}" * bool(cluster)
+    return f"`python -m experiments enter {name}{where}`"
+
+
 class TuningTrial(Struct, frozen=True):
     """A training that tried a learning rate and values of searched hyperparameters."""
 
@@ -28,14 +35,6 @@ class LawResult(Struct, frozen=True):
     why: str = ""
 
 
-class WallClockTraining(Struct, frozen=True):
-    """A training that was timed as a whole by the clock, not composed of steps and their mean time."""
-
-    workers: int
-    link: str
-    key: str
-
-
 class EntryTaskStatement(Struct, frozen=True):
     """The part of an entry's statement on one task: its trials, best settings, and keys of its runs."""
 
@@ -43,10 +42,11 @@ class EntryTaskStatement(Struct, frozen=True):
     trials: Sequence[TuningTrial]
     lr: float  # chosen
     searched: Mapping[str, Any]  # chosen
-    trainings: Mapping[int, Keys]  # by workers
+    trainings: Mapping[int, Keys]  # by workers; of all lengths
     launches: Mapping[int, Mapping[str, Keys]]  # by workers and link
     baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
-    whole: Sequence[WallClockTraining] = ()
+    # By workers and link: the steps of the trainings that count there.
+    lengths: Mapping[int, Mapping[str, int]] = {}
 
 
 class EntryStatement(Struct, frozen=True):

@@ -8,13 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.benchmark.cells import BASELINE, DECISIONS, SHARES, Cell, LevelScore, LevelWord
+from analysis.benchmark.cells import (
+    BASELINE,
+    DECISIONS,
+    REPEATED_BASELINE,
+    SHARES,
+    Cell,
+    LevelScore,
+)
 from analysis.pictures.captions import join_with_and
 from analysis.pictures.numbers import format_number
+from analysis.significance import ALPHA
 
 FRONTIER_TIMES = 400  # at which losses are compared, equally spaced on the log scale
 PROFILE_SHARES = (0.5, 0.9)  # levels of performance profiles
 MAX_FACTOR = 4.0  # of performance profiles
+WordPlace = tuple[str, str, int, str, float]  # entry, task, workers, link, and level
 
 
 class LevelSummary(NamedTuple):
@@ -38,7 +47,7 @@ def summarize_level(cells: Iterable[Cell], share: float) -> list[LevelSummary]:
     scores_by_entry: dict[str, list[LevelScore]] = {}
     for cell in cells:
         score = cell.level(share)
-        if score is not None:
+        if score is not None and cell.entry != REPEATED_BASELINE:
             scores_by_entry.setdefault(cell.entry, []).append(score)
     summaries = list[LevelSummary]()
     for entry, scores in scores_by_entry.items():
@@ -64,7 +73,7 @@ class FrontierPart(NamedTuple):
     """A stretch of time in which an entry has the lowest loss of all."""
 
     entry: str
-    from_minutes: float
+    from_s: float
 
 
 def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
@@ -72,10 +81,14 @@ def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
 
     An entry keeps its lowest loss after its budget.
     """
-    curves = {cell.entry: curve_by_minutes(cell) for cell in cells if cell.step_ms}
+    curves = {
+        cell.entry: curve_by_seconds(cell)
+        for cell in cells
+        if cell.step_ms and cell.entry != REPEATED_BASELINE
+    }
     if not curves:
         return []
-    ends = [minutes[[0, -1]] for minutes, _ in curves.values()]
+    ends = [seconds[[0, -1]] for seconds, _ in curves.values()]
     times = np.geomspace(np.min(ends), np.max(ends), FRONTIER_TIMES)
     losses = [np.interp(times, *curve, left=np.inf) for curve in curves.values()]
     leaders = [[*curves][place] for place in np.argmin(losses, axis=0)]
@@ -85,11 +98,11 @@ def find_frontier(cells: Sequence[Cell]) -> list[FrontierPart]:
     ]
 
 
-def curve_by_minutes(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """Return the minutes of a cell's validations, and its mean best losses."""
+def curve_by_seconds(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds of a cell's validations, and its mean best losses."""
     steps, losses = np.array(cell.curve).T
     assert cell.step_ms is not None, "it was timed"
-    return steps * cell.step_ms.value / 6e4, losses
+    return steps * cell.step_ms.value / 1e3, losses
 
 
 def time_factors_by_entry(cells: Iterable[Cell], share: float) -> dict[str, list[float]]:
@@ -102,55 +115,70 @@ def time_factors_by_entry(cells: Iterable[Cell], share: float) -> dict[str, list
         cells: of one link, the baseline's among them.
         share: the level.
     """
-    minutes_by_place: dict[tuple[str, int], dict[str, float]] = {}
+    seconds_by_place: dict[tuple[str, int], dict[str, float]] = {}
     for cell in cells:
         score = cell.level(share)
-        if score is not None and score.minutes is not None:
-            minutes_by_place.setdefault((cell.task, cell.workers), {})[cell.entry] = score.minutes
+        if score is not None and score.seconds is not None and cell.entry != REPEATED_BASELINE:
+            seconds_by_place.setdefault((cell.task, cell.workers), {})[cell.entry] = score.seconds
     factors: dict[str, list[float]] = {}
-    for minutes_by_entry in minutes_by_place.values():
-        quickest = min(minutes_by_entry.values())
-        for entry, minutes in minutes_by_entry.items():
-            factors.setdefault(entry, []).append(minutes / quickest)
+    for seconds_by_entry in seconds_by_place.values():
+        quickest = min(seconds_by_entry.values())
+        for entry, seconds in seconds_by_entry.items():
+            factors.setdefault(entry, []).append(seconds / quickest)
     return factors
 
 
-class MeasurementAgreement(NamedTuple):
-    """Agreement of the words of two measurements, at a level of a link."""
+class WordAgreement(NamedTuple):
+    """Agreement of the words of two measurements over a link."""
 
     link: str
-    share: float
-    words: int  # of cells that both have timed
+    words: int  # of cells and levels that both have
     same: int
     opposite: int  # faster in one and slower in the other
 
 
-def compare_measurements(first: Iterable[Cell], second: Iterable[Cell]) -> list[MeasurementAgreement]:
-    """Return the agreement of two measurements for each link and level that both have."""
-    second_words = _words_by_place(second)
-    pairs: dict[tuple[str, float], list[set[str]]] = {}
-    for place, word in _words_by_place(first).items():
-        if place in second_words:
-            pairs.setdefault(place[-2:], []).append({word, second_words[place]})
+def compare_words(cells: Iterable[Cell], words_before: Mapping[WordPlace, str]) -> list[WordAgreement]:
+    """Return the agreement of words with earlier ones, for each link that has both.
+
+    Args:
+        cells: of this measurement.
+        words_before: by entry, task, workers, link, and level.
+    """
+    pairs_by_link: dict[str, list[set[str]]] = {}
+    for cell in cells:
+        for level in cell.levels:
+            before = words_before.get((*cell.place, level.share))
+            if before is not None:
+                pairs_by_link.setdefault(cell.link, []).append({level.word, before})
     return [
-        MeasurementAgreement(
+        WordAgreement(
             link,
-            share,
-            words=len(words),
-            same=sum(len(pair) == 1 for pair in words),
-            opposite=sum("faster" in pair and bool(pair & {*DECISIONS[1:]}) for pair in words),
+            words=len(pairs),
+            same=sum(len(pair) == 1 for pair in pairs),
+            opposite=sum("faster" in pair and bool(pair & {*DECISIONS[1:]}) for pair in pairs),
         )
-        for (link, share), words in sorted(pairs.items())
+        for link, pairs in pairs_by_link.items()
     ]
 
 
-def _words_by_place(cells: Iterable[Cell]) -> Mapping[tuple[str, str, int, str, float], LevelWord]:
-    return {
-        (*cell.place, score.share): score.word
-        for cell in cells
-        for score in cell.levels
-        if score.word not in ("baseline", "not timed")
-    }
+class FalseWords(NamedTuple):
+    """Decisions on the baseline that was entered twice, all of which are false."""
+
+    together: int  # tested together with all cells of a link and level
+    alone: int
+    expected_alone: float
+    words: int
+
+
+def count_false_words(cells: Iterable[Cell]) -> FalseWords:
+    """Return how many words of the repeated baseline are decisions."""
+    levels = [level for cell in cells if cell.entry == REPEATED_BASELINE for level in cell.levels]
+    return FalseWords(
+        together=sum(level.word in DECISIONS for level in levels),
+        alone=sum(level.word_alone in DECISIONS for level in levels),
+        expected_alone=ALPHA * len(levels),
+        words=len(levels),
+    )
 
 
 def describe_best(cells: Sequence[Cell]) -> str:
@@ -175,5 +203,5 @@ def describe_best(cells: Sequence[Cell]) -> str:
 
 def count_decided(cells: Iterable[Cell]) -> tuple[int, int]:
     """Return how many cells have a decision at some level, and how many there are beside the baseline's."""
-    others = [cell for cell in cells if cell.entry != BASELINE]
+    others = [cell for cell in cells if cell.entry not in (BASELINE, REPEATED_BASELINE)]
     return sum(any(level.word in DECISIONS for level in cell.levels) for cell in others), len(others)

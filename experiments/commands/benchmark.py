@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.benchmark import site
 from analysis.benchmark.cells import Cell, decide_together, evaluate_entry
-from analysis.benchmark.files import EntryFile, read_newest_entries
-from analysis.benchmark.summaries import compare_measurements
+from analysis.benchmark.files import EntryFile
+from analysis.benchmark.statement import enter_command
+from analysis.benchmark.summaries import WordPlace, compare_words
 from analysis.pictures.links import describe_link
 from analysis.pictures.numbers import format_number
 from analysis.tables import Table
@@ -15,64 +15,90 @@ from experiments.commands._messages import say
 from experiments.commands._terminal import print_table
 from experiments.config import choices
 from experiments.config.folders import ROOT, ResultFolders
-from experiments.figures.benchmark.entering import find_baseline_entry, read_entries_by_todays_rules
+from experiments.figures.benchmark.entering import describe_missing, read_entries_by_todays_rules
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import OWN, floors_by_task, rules, rules_digest
+from experiments.figures.benchmark.rules import OWN, floors_by_task, rules
+from experiments.figures.benchmark.version1 import FLOORS, VERSION, read_version_1_entries
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
 
 
-def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
+def benchmark(*, profile: str = TIER) -> int:
     """Write the benchmark's pages from entries' files, to read in a browser: `make benchmark`.
 
     Writing the pages needs no torch.
 
     Args:
         profile: the tier; entries of two tiers are never in one table.
-        against: a folder with files of another day's entries; then no pages are written, but how many words
-            of both days are the same is shown.
     """
     tier = rules().parse_tier(profile)
     folders = ResultFolders()
-    entries, notes = read_entries_by_todays_rules(folders, profile)
-    base = find_baseline_entry(folders, profile)
+    entries, notes = read_whole_entries(folders, profile)
+    base = find_baseline_entry(entries)
+    floors = floors_by_task(profile)
+    version = rules().version
+    if base is None and profile == TIER:
+        entries = read_version_1_entries(folders)
+        base = find_baseline_entry(entries)
+        floors = FLOORS
+        version = VERSION
+        notes = [note for note in notes if f"version {VERSION}" not in note]
     if base is None:
         raise ValueError(
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
-            f"`python -m experiments enter {BASELINE} profile={profile}` makes it"
+            f"{enter_command(f'{BASELINE} NAME', profile)} makes it, with that of NAME"
         )
-    cells = evaluate_entries(entries, base, notes)
-    if against is not None:
-        other_entries, other_notes = read_newest_entries([Path(against)], profile, rules_digest(profile))
-        other_cells = evaluate_entries(other_entries, base, other_notes)
-        if not other_cells:
-            raise ValueError(f"{against} has no entries of tier {profile}")
-        rows = [row._asdict() for row in compare_measurements(cells, other_cells)]
-        print_table(Table.from_rows("Two measurements", rows))
-        return 0
+    cells = evaluate_entries(entries, base, floors, notes)
     with (folders.shipped / "verdicts.csv").open(newline="") as file:
         verdict_by_claim = {row["id"]: row for row in csv.DictReader(file)}
     content = site.BenchmarkPagesContent(
         profile,
-        rules().version,
+        version,
         entries,
         cells,
         [_describe_link(cells, name) for name in tier.links],
         [site.TaskDescription(name, task.about) for name, task in tier.tasks.items()],
-        tier.workers,
+        sorted({cell.workers for cell in cells}),
         {entry.statement.name: [*_claim_rows(entry, verdict_by_claim)] for entry in entries},
         RULES.read_text(),
         notes,
     )
     print(site.write_site_replacing_folder(folders.results / "benchmark" / profile, content))
+    if version != VERSION:
+        rows = [row._asdict() for row in compare_words(cells, read_version_1_words(folders))]
+        if rows:
+            print_table(Table.from_rows("Words of version 1 that came out again", rows))
     return 0
 
 
-def evaluate_entries(entries: list[EntryFile], base: EntryFile, notes: list[str]) -> list[Cell]:
+def read_whole_entries(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:
+    """Return the entries of a tier that lack nothing, and a line on each file that can't be shown."""
+    read, notes = read_entries_by_todays_rules(folders, tier)
+    entries = list[EntryFile]()
+    for entry in read:
+        try:
+            missing = describe_missing(entry.statement)
+        except (KeyError, TypeError) as error:
+            missing = f"it is damaged ({type(error).__name__}: {error})"
+        if missing:
+            command = enter_command(entry.statement.name, tier)
+            notes.append(f"{entry.path.name} is not shown, for {missing}; {command} goes on")
+        else:
+            entries.append(entry)
+    return entries, notes
+
+
+def find_baseline_entry(entries: Iterable[EntryFile]) -> EntryFile | None:
+    """Return the baseline's entry; None where there is none."""
+    return next((entry for entry in entries if entry.statement.name == BASELINE), None)
+
+
+def evaluate_entries(
+    entries: list[EntryFile], base: EntryFile, floors: Mapping[str, float], notes: list[str]
+) -> list[Cell]:
     """Return the cells of all entries, tested together; take out and note an entry that is damaged."""
-    floors = floors_by_task(base.statement.tier)
     cells = list[Cell]()
     for entry in [*entries]:
         try:
@@ -83,6 +109,16 @@ def evaluate_entries(entries: list[EntryFile], base: EntryFile, notes: list[str]
     for note in notes:
         say(note)
     return decide_together(cells)
+
+
+def read_version_1_words(folders: ResultFolders) -> dict[WordPlace, str]:
+    """Return the words that version 2's rules gave to version 1's curves, exploratory."""
+    with (folders.shipped / "benchmark-v1.csv").open(newline="") as file:
+        return {
+            (row["entry"], row["task"], int(row["workers"]), row["link"], int(row["level_percent"]) / 100):
+            row["word"]
+            for row in csv.DictReader(file)
+        }  # fmt: skip
 
 
 def _describe_link(cells: Sequence[Cell], link: str) -> site.LinkDescription:

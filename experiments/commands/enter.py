@@ -3,21 +3,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, Cell, evaluate_entry
 from analysis.benchmark.files import EntryFile, read_entry
-from analysis.benchmark.statement import EntryStatement
+from analysis.benchmark.statement import LawResult, enter_command
 from analysis.pictures.links import describe_link
 from analysis.pictures.numbers import format_count, format_number
 from analysis.records.configs import run_id, run_key
-from analysis.records.frames import Frames, empty_frames
+from analysis.records.frames import Frames, empty_frames, merge_frames
 from experiments.commands._arguments import Entries
 from experiments.commands._messages import exit_on_failed_run, say
 from experiments.commands._run_table import load_all_runs
@@ -35,23 +33,35 @@ from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
     EntryInProgress,
+    LaunchKeys,
+    LaunchSchedule,
     UnfairEntryError,
+    check_bytes,
+    choose_lengths,
+    describe_missing,
     entry_file_path,
-    find_baseline_entry,
+    find_whole_baseline_entry,
+    launch_keys_of_statement,
     make_statement,
     read_entries_by_todays_rules,
-    timing_configs,
+    training_places,
     write_entry_file,
 )
 from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
     find_or_make_entrant,
+    launch_places,
     shipped_entrants_by_name,
 )
-from experiments.figures.benchmark.held import load_held_records as held_runs
-from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, find_method_files
-from experiments.figures.benchmark.rules import AT, floors_by_task, rules
+from experiments.figures.benchmark.held import load_held_records, training_keys
+from experiments.figures.benchmark.laws import (
+    FOLDER,
+    check_laws,
+    digest_law_tests,
+    find_method_files,
+)
+from experiments.figures.benchmark.rules import AT, SMOKE_TIER, floors_by_task, rules
 from experiments.launch.backends import execute_runs
 from experiments.launch.local import count_usable_cores, emulation_request
 from experiments.prediction.run_durations import DurationModel, Machine
@@ -71,11 +81,10 @@ def enter(
     plan: bool = False,
     laws: bool = False,
     train: bool = False,
-    since: str | None = None,
     check: str | None = None,
     draw: int | None = None,
 ) -> int:
-    """Enter a method into the benchmark with rules: laws, tuning, trainings, times, and a file to send.
+    """Enter a method into the benchmark with rules: laws, tuning, times, trainings, and a file to send.
 
     The command goes on where it was stopped, and from the records in entries' files: trainings of all files,
     times of results/entries alone. docs/benchmark.md has the rules.
@@ -86,12 +95,10 @@ def enter(
             entries of the repository.
         plan: show the work that is left and its hours, and do nothing.
         laws: check the laws alone.
-        train: measure no times, for which this machine must do nothing else: tune, train, and write the file
-            with the times that there are. A later call goes on.
-        since: measure again times that were begun before this date (2026-11-28), as on another day. Trainings
-            would come out the same to the bit.
-        check: check an entry's file that somebody else made: digests, rules, laws, and one of its trainings
-            again.
+        train: measure no times, for which this machine must do nothing else: tune, and make the trainings
+            whose lengths follow from the times that there are. A later call goes on.
+        check: check an entry's file that somebody else made: digests, rules, laws, and the beginning of one
+            of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
     folders = ResultFolders()
@@ -106,19 +113,20 @@ def enter(
         for entrant in entrants:
             print(f"{entrant.name}: {format_count(len(load_or_check_laws(entrant, folders)), 'laws')}")
         return 0
-    held = held_runs(folders, tier)
+    held = load_held_records(folders, tier)
     entries = {entrant.name: EntryInProgress(entrant, tier, folders, held) for entrant in entrants}
-    stages = EntryStageRunner(folders, _check_date(since), held)
-    base_file = None if BASELINE in entries else find_baseline_entry(folders, tier)
+    stages = EntryStageRunner(folders, held)
+    base_file = None if BASELINE in entries else find_whole_baseline_entry(folders, tier)
     try:
         if plan:
             for line in _describe_plan(entries, base_file, stages):
                 print(line)
             return 0
         if base_file is None and BASELINE not in entries:
+            names = " ".join([BASELINE, *entries])
             raise ValueError(
-                f"the baseline has no entry of tier {tier} here, and levels are its: enter it first, "
-                f"`enter {BASELINE} profile={tier}`"
+                f"the baseline has no whole entry of tier {tier} here, and levels are its: enter it with "
+                f"yours, {enter_command(names, tier)}"
             )
         carry_out_all_stages(entries, base_file, stages, without_times=train)
     except UnfairEntryError as unfair:
@@ -148,29 +156,15 @@ def _parse_entries(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     ]
 
 
-def _check_date(since: str | None) -> str | None:
-    """Return a date as it was given; refuse other texts, and a date that is yet to come."""
-    if since is None:
-        return None
-    try:
-        day = date.fromisoformat(since)
-    except ValueError:
-        raise ValueError(f"--since {since}: give a date, such as --since {date.today()}") from None
-    if day > date.today():
-        raise ValueError(f"--since {since} is yet to come: times would be measured again at every call")
-    return day.isoformat()
-
-
-def load_or_check_laws(entrant: Entrant, folders: ResultFolders) -> list[Law]:
+def load_or_check_laws(entrant: Entrant, folders: ResultFolders) -> list[LawResult]:
     """Return the laws of an entry; they are checked only if this code has not checked them before."""
     path = folders.records / "laws" / f"{entrant.name}.json"
-    digest = hashlib.sha256(
-        msgspec.json.encode([code_version.digest_by_measuring_file(), entrant])
-    ).hexdigest()
+    made_from = [code_version.digest_by_measuring_file(), digest_law_tests(), entrant]
+    digest = hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()
     try:
         stored = msgspec.json.decode(path.read_bytes())
         if stored["made_from"] == digest:
-            return msgspec.convert(stored["laws"], list[Law])
+            return msgspec.convert(stored["laws"], list[LawResult])
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it can be made again
         pass
     laws = check_laws(entrant, say)
@@ -182,117 +176,142 @@ def load_or_check_laws(entrant: Entrant, folders: ResultFolders) -> list[Law]:
 def carry_out_all_stages(
     entries: EntriesByName, base_file: EntryFile | None, stages: EntryStageRunner, *, without_times: bool
 ) -> None:
-    """Carry out all stages of these entries, write their files, and print their cells.
+    """Carry out all stages of these entries, write their files after each, and print their cells.
 
     Args:
         base_file: the baseline's entry, unless the baseline is among these entries.
         without_times: measure no times, and take those that are recorded.
     """
-    folders = stages.folders
-    laws = {name: load_or_check_laws(entering.entry, folders) for name, entering in entries.items()}
-    for entering in entries.values():
-        if entering.name != "smoke":  # which is for trying, and is not shown
-            entering.check_trials()
+    laws_by_name = {
+        name: load_or_check_laws(entering.entry, stages.folders) for name, entering in entries.items()
+    }
     any_entry = next(iter(entries.values()))
+    if any_entry.tier_name != SMOKE_TIER:  # which is for trying, and is not shown
+        for entering in entries.values():
+            entering.check_trials()
     if not without_times:
         _check_links(any_entry)
-    stages.make_missing_runs(
-        "trials", [config for entering in entries.values() for config in entering.tuning_configs()]
-    )
-    chosen = {name: entering.choose_best_by_task() for name, entering in entries.items()}
-    for name, settings_by_task in chosen.items():
-        texts = (f"{task} {_describe_settings(best)}" for task, best in settings_by_task.items())
-        say(f"{name}: {'; '.join(texts)}")
-    configs = _plan_after_trials(entries, chosen, base_file)
-    stages.make_missing_runs("trainings", [*chain.from_iterable(configs.trainings_by_entry.values())])
-    if not without_times:
-        real_time_trainings = [*chain.from_iterable(configs.real_time_trainings_by_entry.values())]
-        stages.make_missing_runs("launches", configs.timing_launches, in_real_time=True)
-        stages.make_missing_runs("whole trainings in real time", real_time_trainings, in_real_time=True)
-    launches = [config for config in configs.timing_launches if stages.is_recorded(config)]
-    launch_frames = any_entry.frames([run_id(config) for config in launches])  # read once for all
+    best_by_entry = dict[str, SettingsByTask]()
     for name, entering in entries.items():
-        ended = [
-            config for config in configs.real_time_trainings_by_entry[name] if stages.is_recorded(config)
-        ]
-        new_statement = make_statement(entering, chosen[name], [*launches, *ended], laws[name])
-        path = entry_file_path(folders, entering.name, name)
-        num_launches = _count_more_launches(read_entry(path).statement, new_statement) if path.exists() else 0
-        if num_launches:
-            say(f"{name}: {path.name} stays as it is, for it has {format_count(num_launches, 'launches')}")
-            continue
-        print(
-            write_entry_file(
-                entering,
-                new_statement,
-                [*entering.tuning_configs(), *configs.trainings_by_entry[name], *ended],
-                launch_frames,
+        stages.make_missing_runs(f"trials of {name}", entering.tuning_configs())
+        best_by_entry[name] = entering.choose_best_by_task(entering.trial_frames())
+        texts = (f"{task} {_describe_settings(best)}" for task, best in best_by_entry[name].items())
+        say(f"{name}: {'; '.join(texts)}")
+        if not entry_file_path(stages.folders, entering.tier_name, name).exists():
+            _write_file(entering, best_by_entry[name], {}, empty_frames(), laws_by_name[name])
+    schedule = _schedule_launches(entries, best_by_entry, base_file)
+    if schedule and not without_times:
+        _measure_launches(schedule, any_entry, stages)
+    launch_frames = stages.load_launches(any_entry, schedule)
+    if any_entry.tier.is_emulated:
+        try:
+            check_bytes(launch_frames)
+        except UnfairEntryError as unfair:
+            raise UnfairEntryError(
+                f"{unfair}; if the machine did something else then, remove the launch from "
+                "results/runs: it is made again"
+            ) from unfair
+    keys = schedule.recorded_keys(launch_frames) if schedule else {}
+
+    def write_file(name: str) -> Path:
+        return _write_file(entries[name], best_by_entry[name], keys, launch_frames, laws_by_name[name])
+
+    paths = [write_file(name) for name in entries]
+    for name, entering in entries.items():
+        lengths = choose_lengths(entering, keys, launch_frames)
+        configs = entering.training_configs(best_by_entry[name], training_places(lengths))
+        try:
+            stages.make_missing_runs(f"trainings of {name}", configs)
+        finally:  # so that an interruption loses nothing
+            print(write_file(name), flush=True)
+    files = [read_entry(path) for path in paths]
+    for file in files:
+        if missing := describe_missing(file.statement):
+            print(f"{file.statement.name}: {missing}; call `enter` again")
+    whole_files = [file for file in files if not describe_missing(file.statement)]
+    baseline = base_file or next((file for file in whole_files if file.statement.name == BASELINE), None)
+    if baseline:
+        _print_cells(whole_files, baseline)
+
+
+def _measure_launches(schedule: LaunchSchedule, any_entry: EntryInProgress, stages: EntryStageRunner) -> None:
+    """Make the launches that are missing, day by day; what needs another day than today waits."""
+    for configs in schedule.configs_by_day():
+        postponed = schedule.postponed_run_ids(stages.load_launches(any_entry, schedule))
+        due = [config for config in configs if run_id(config) not in postponed]
+        stages.make_missing_runs("launches", due)
+        num_waiting = len(stages.find_runs_to_make(configs)) if len(due) < len(configs) else 0
+        if num_waiting:
+            say(
+                f"{format_count(num_waiting, 'launches')} must wait for another day (UTC) than today, on "
+                "which others like them were made (rule 7): call `enter` again then"
             )
-        )
-    files = [read_entry(entry_file_path(folders, entering.name, name)) for name, entering in entries.items()]
-    _print_cells(files, base_file or next(file for file in files if file.statement.name == BASELINE))
 
 
-class ConfigsAfterTrials(NamedTuple):
-    """The runs of the stages that follow the trials."""
+def _schedule_launches(
+    entries: EntriesByName, best_by_entry: Mapping[str, SettingsByTask], base_file: EntryFile | None
+) -> LaunchSchedule | None:
+    """Return the launches in which all entries take turns with the baseline; None of the baseline alone.
 
-    trainings_by_entry: dict[str, list[Config]]
-    timing_launches: list[Config]  # in which all entries take turns with the baseline
-    real_time_trainings_by_entry: dict[str, list[Config]]
-
-
-def _plan_after_trials(
-    entries: EntriesByName, chosen: Mapping[str, SettingsByTask], base_file: EntryFile | None
-) -> ConfigsAfterTrials:
-    """Return the runs that follow the trials; the baseline takes turns with all entries.
-
-    Args:
-        chosen: the best settings by the names of the entries.
-        base_file: tells the baseline's settings, unless the baseline is among these entries.
+    The order of the words changes nothing.
     """
-    any_entry = next(iter(entries.values()))
-    base = entries.get(BASELINE) or EntryInProgress(
-        shipped_entrants_by_name()[BASELINE], any_entry.name, any_entry.folders
-    )
-    plain = {task: BestSettings(1.0, {}) for task in base.tier.tasks}
-    filed = base_file.statement.tasks.items() if base_file else ()
-    base_settings = {task: BestSettings(best.lr, dict(best.searched)) for task, best in filed} or plain
-    settings = {BASELINE: base_settings, **chosen}
-    other_entries = [entering for name, entering in entries.items() if name != BASELINE]
-    return ConfigsAfterTrials(
-        {name: entering.training_configs(settings[name]) for name, entering in entries.items()},
-        timing_configs([base, *other_entries], settings) if other_entries else [],
-        {name: [*entering.wall_clock_configs(settings[name]).values()] for name, entering in entries.items()},
-    )
-
-
-def _count_more_launches(before: EntryStatement, now: EntryStatement) -> int:
-    """Return the launches of a file by the same rules and code, if they are more than those of now; else 0.
-
-    There are more where others took turns in them.
-    """
-    num_before, num_now = (
-        sum(
-            len(keys)
-            for task in entry_statement.tasks.values()
-            for keys_by_link in task.launches.values()
-            for keys in keys_by_link.values()
+    others = [entering for name, entering in sorted(entries.items()) if name != BASELINE]
+    if not others:
+        return None
+    baseline = entries.get(BASELINE)
+    if baseline is None:
+        assert base_file is not None, "entering without a baseline was refused"
+        baseline = EntryInProgress(
+            shipped_entrants_by_name()[BASELINE], others[0].tier_name, others[0].folders
         )
-        for entry_statement in (before, now)
-    )
-    is_same_code = (before.rules, before.code) == (now.rules, now.code)
-    return num_before if is_same_code and num_before > num_now else 0
+        filed = {
+            task: BestSettings(best.lr, dict(best.searched))
+            for task, best in base_file.statement.tasks.items()
+        }
+        best_by_entry = {BASELINE: filed, **best_by_entry}
+    return LaunchSchedule([baseline, *others], best_by_entry)
+
+
+def _write_file(
+    entering: EntryInProgress,
+    best_by_task: SettingsByTask,
+    keys: LaunchKeys,
+    launch_frames: Frames,
+    laws: Sequence[LawResult],
+) -> Path:
+    """Write an entry's file with all that is recorded, unless the file that is there has more."""
+    lengths = choose_lengths(entering, keys, launch_frames)
+    trainings = entering.training_configs(best_by_task, training_places(lengths))
+    run_ids = [run_id(config) for config in (*entering.tuning_configs(), *trainings)]
+    frames = merge_frames(entering.frames(run_ids), launch_frames)
+    statement = make_statement(entering, best_by_task, keys, frames, laws)
+    path = entry_file_path(entering.folders, entering.tier_name, entering.entry.name)
+    if path.exists():
+        filed = read_entry(path).statement
+        (filed_runs, new_runs) = (
+            (len(launch_keys_of_statement(each)), len(training_keys(each))) for each in (filed, statement)
+        )
+        is_same_code = (filed.rules, filed.code) == (statement.rules, statement.code)
+        if is_same_code and filed_runs > new_runs:
+            say(
+                f"{entering.entry.name}: {path.name} stays as it is, for it has "
+                f"{format_count(filed_runs[0], 'launches')} and {format_count(filed_runs[1], 'trainings')}, "
+                f"where {new_runs[0]} and {new_runs[1]} would be written"
+            )
+            return path
+    return write_entry_file(entering, statement, frames)
 
 
 def _check_links(entering: EntryInProgress) -> None:
     """Refuse links that this machine can't make: launches would be refused after hours of trainings."""
     plain = {name: BestSettings(1.0, {}) for name in entering.tier.tasks}
     base, other = (
-        EntryInProgress(shipped_entrants_by_name()[name], entering.name, entering.folders)
+        EntryInProgress(shipped_entrants_by_name()[name], entering.tier_name, entering.folders)
         for name in (BASELINE, "topk")
     )
-    launches = timing_configs([base, other], {BASELINE: plain, "topk": plain})
-    for config in launches[: len(entering.tier.links)]:
+    schedule = LaunchSchedule([base, other], {BASELINE: plain, "topk": plain})
+    first_by_link = {place.link: config for (place, _), config in schedule.config_by_place_and_number.items()}
+    for config in first_by_link.values():
         request = emulation_request(PlannedRun(config, None))
         if request:
             network.check_emulation_by_trial(*request)
@@ -308,54 +327,51 @@ class EntryStageRunner:
     """The maker of the runs of entries' stages, unless they are recorded.
 
     Args:
-        remeasure_begun_before: a date; runs in real time that were begun before are made again.
         held_records: of entries' files.
     """
 
     folders: ResultFolders
-    remeasure_begun_before: str | None = None
     held_records: Frames = field(default_factory=empty_frames)
 
-    def make_missing_runs(self, title: str, configs: Sequence[Config], *, in_real_time: bool = False) -> None:
+    def make_missing_runs(self, title: str, configs: Sequence[Config]) -> None:
         """Make the missing runs of a stage."""
         if configs:
-            todo = self.find_runs_to_make(configs, in_real_time=in_real_time)
+            todo = self.find_runs_to_make(configs)
             say(f"{title}: {len(configs)}, {len(todo)} to make")
             _execute(todo, self.folders, f"enter-{title.partition(' ')[0]}", ["enter"])
 
-    def find_runs_to_make(self, configs: Sequence[Config], *, in_real_time: bool = False) -> list[PlannedRun]:
+    def find_runs_to_make(self, configs: Sequence[Config]) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
         planned = plan_distinct_runs_and_ensure_data(configs, say)
-        since = self.remeasure_begun_before if in_real_time else None
         todo = [
-            run
-            for run in find_unmeasured_runs(planned, self.folders, say)
-            if not self._is_held(run.config, since)
+            run for run in find_unmeasured_runs(planned, self.folders, say) if not self._is_held(run.config)
         ]
-        return todo + [run for run in planned if run not in todo and self._is_stale(run.config, since)]
+        return todo + [run for run in planned if run not in todo and self._is_stale(run.config)]
 
-    def is_recorded(self, config: Config) -> bool:
-        """Tell whether this checkout or an entry's file has a record of a run."""
-        return self.folders.store.find_newest_valid_of_config(config) is not None or self._is_held(
-            config, None
-        )
+    def load_launches(self, entering: EntryInProgress, schedule: LaunchSchedule | None) -> Frames:
+        """Return the records of all launches that there are, made with the methods' files of today."""
+        configs = schedule.config_by_place_and_number.values() if schedule else []
+        return entering.frames([run_id(config) for config in configs if self._is_recorded(config)])
 
-    def _is_held(self, config: Config, since: str | None) -> bool:
-        """Tell whether an entry's file has a run that was begun on this date or later."""
+    def _is_recorded(self, config: Config) -> bool:
+        """Tell whether this checkout or an entry's file has a record of a run, by code of today."""
+        is_here = self.folders.store.find_newest_valid_of_config(config) is not None
+        return (is_here and not self._is_stale(config)) or self._is_held(config)
+
+    def _is_held(self, config: Config) -> bool:
+        """Tell whether entries' files have a run."""
         key = run_key(config)
         keys = {f"{key}/{variant.name}" for variant in config.variants} or {key}
-        rows = self.held_records.runs[self.held_records.runs["key"].isin(keys)]
-        return len(rows) == len(keys) and (since is None or bool((rows["started"] >= since).all()))
+        return keys <= {*self.held_records.runs["key"]}
 
-    def _is_stale(self, config: Config, since: str | None) -> bool:
-        """Tell whether a run was begun before a date, or with other files of its methods."""
+    def _is_stale(self, config: Config) -> bool:
+        """Tell whether a run was made with other files of its methods."""
         attempt = self.folders.store.find_newest_valid_of_config(config)
         if attempt is None:
             return False
         methods = {config.method.name, *(variant.config.method.name for variant in config.variants)}
         files = {f"{FOLDER}/{path.name}" for name in methods for path in find_method_files(name)}
-        started = str(attempt.manifest.get("started", ""))
-        return bool(since and started < since) or bool(files & {*changed_code_files(attempt)})
+        return bool(files & {*changed_code_files(attempt)})
 
 
 def _execute(runs: Sequence[PlannedRun], folders: ResultFolders, name: str, words: Sequence[str]) -> None:
@@ -392,44 +408,54 @@ def _describe_plan(
 
     The durations do not depend on the settings that tuning chooses.
     """
-    folders = stages.folders
-    chosen = {
+    any_entry = next(iter(entries.values()))
+    trials = [config for entering in entries.values() for config in entering.tuning_configs()]
+    best_by_entry = {
         name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(entering.trials)}
         if stages.find_runs_to_make(entering.tuning_configs())
-        else entering.choose_best_by_task()
+        else entering.choose_best_by_task(entering.trial_frames())
         for name, entering in entries.items()
     }
-    configs = _plan_after_trials(entries, chosen, base_file)
-    configs_by_stage = {
-        "trials": [config for entering in entries.values() for config in entering.tuning_configs()],
-        "trainings": [*chain.from_iterable(configs.trainings_by_entry.values())],
-        "launches": configs.timing_launches,
-        "whole trainings": [*chain.from_iterable(configs.real_time_trainings_by_entry.values())],
-    }
-    filed, _ = read_entries_by_todays_rules(folders, next(iter(entries.values())).name)
-    recorded = [load_all_runs(folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
+    can_schedule = base_file is not None or BASELINE in entries
+    schedule = _schedule_launches(entries, best_by_entry, base_file) if can_schedule else None
+    launch_frames = stages.load_launches(any_entry, schedule)
+    keys = schedule.recorded_keys(launch_frames) if schedule else {}
+    trainings = list[Config]()
+    num_unknown_places = 0
+    for name, entering in entries.items():
+        lengths = choose_lengths(entering, keys, launch_frames)
+        num_unknown_places += len(launch_places(entering.tier)) - len(lengths)
+        trainings += entering.training_configs(best_by_entry[name], training_places(lengths))
+    launches = [*chain.from_iterable(schedule.configs_by_day())] if schedule else []
+    configs_by_stage = {"trials": trials, "launches": launches, "trainings": trainings}
+    filed, _ = read_entries_by_todays_rules(stages.folders, any_entry.tier_name)
+    recorded = [load_all_runs(stages.folders), *(file.frames.runs.assign(source="shipped") for file in filed)]
     all_runs = pd.concat(recorded, ignore_index=True).copy()
     model = DurationModel(all_runs, Machine(cpu_model(), count_usable_cores()))
     total_s = 0.0
     total_unknown = 0
     for stage, stage_configs in configs_by_stage.items():
-        is_virtual = stage in ("trials", "trainings")
-        todo = stages.find_runs_to_make(stage_configs, in_real_time=not is_virtual) if stage_configs else []
+        todo = stages.find_runs_to_make(stage_configs) if stage_configs else []
         estimates = [model.estimate(run.config) for run in todo]
         run_s = [estimate.seconds for estimate in estimates if estimate]
-        stage_s = sum(run_s) / (count_usable_cores() if is_virtual else 1)
+        stage_s = sum(run_s) / (1 if stage == "launches" else count_usable_cores())
         num_unknown = len(todo) - len(run_s)
         total_s += stage_s
         total_unknown += num_unknown
         parts = [str(len(stage_configs))]
         parts += [f"{len(todo)} to make"] if len(todo) < len(stage_configs) else []
         parts += [f"{format_number(stage_s / 60)} min expected"] if run_s else []
-        parts += [f"{num_unknown} of unknown length"] if num_unknown else []
+        parts += [f"{num_unknown} of unknown duration"] if num_unknown else []
+        if stage == "trainings" and num_unknown_places:
+            parts.append(
+                f"besides those at {num_unknown_places} combinations of task, workers and link, whose "
+                "lengths follow from the first day's launches"
+            )
         yield f"{stage}: {', '.join(parts)}"
     besides = ", besides the start of each run"
     if total_unknown:
         runs = format_count(total_unknown, "runs")
-        besides += f", and {runs} of unknown length: nothing like them was made yet"
+        besides += f", and {runs} of unknown duration: nothing like them was made yet"
     cores = format_count(count_usable_cores(), "cores")
     yield f"{format_number(total_s / 3600)} h on {cores}, while nothing else computes here{besides}"
 

@@ -1,4 +1,4 @@
-"""Somebody else's entry: whether its file is as the rules ask, and whether a cell comes out again."""
+"""Somebody else's entry: whether its file is as the rules ask, and whether a training comes out again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, LOSS_COLUMN
+from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, steps_between_validations, training_length
 from analysis.benchmark.files import EntryFile, read_entry
-from analysis.benchmark.statement import EntryStatement, EntryTaskStatement
+from analysis.benchmark.statement import EntryStatement, enter_command
 from analysis.records.configs import run_id, run_key
 from analysis.records.files import DamagedFileError
 from analysis.records.frame_cache import load_newest_attempts_cached
@@ -25,24 +25,28 @@ from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import laws
 from experiments.figures.benchmark.entering import (
+    BestByTask,
     EntryInProgress,
+    LaunchKeys,
+    LaunchSchedule,
     UnfairEntryError,
     check_bytes,
-    last_validation_loss_by_key,
+    choose_lengths,
+    describe_missing,
     make_statement,
-    resolve_tier_run,
+    start_date_by_key,
     statement_run_keys,
+    training_places,
 )
 from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
     find_or_make_entrant,
+    launch_places,
     shipped_entrants_by_name,
     training_runs,
-    trial_lr,
-    turn_settings,
 )
-from experiments.figures.benchmark.rules import Tier, launch_settings, rules, rules_digest
+from experiments.figures.benchmark.rules import SMOKE_TIER, Tier, rules, rules_digest
 from sparsify.core.spec import BrokenFile
 
 CarryOut = Callable[[Sequence[Config]], None]
@@ -50,7 +54,7 @@ OTHER = "topk"  # an entry of the repository
 # By which a loss may differ on another machine, as a share: the same weights, other roundings, which grow
 # with each validation. (QSGD on the GPT was 0.01 % apart at the first, 0.57 % at the fifth, 0.86 % at most.)
 NEAR_AT_FIRST, GROWTH, NEAR = 2e-3, 3, 0.05
-TOGETHER = 2  # epochs that processes make as well
+REPEATED_VALIDATIONS = 2  # of the drawn training
 
 
 class CheckLine(NamedTuple):
@@ -63,101 +67,73 @@ class CheckLine(NamedTuple):
 def check_entry_file(
     path: Path, folders: ResultFolders, draw: int | None, carry_out: CarryOut
 ) -> Iterator[CheckLine]:
-    """Yield every check, in the order of their cost; end with the first kind that finds faults."""
+    """Yield every check, in the order of their cost; end with the first fault."""
     try:
         entered = read_entry(path)
-    except DamagedFileError as damage:
-        yield CheckLine(str(damage), True)
-        return
-    statement = entered.statement
-    yield CheckLine(
-        f"{statement.name}, tier {statement.tier}, version {statement.version}: "
-        "tables are what its digests say"
-    )
-    for part in (_check_rules, _check_tuning, _check_sent_bytes, _check_laws):
         try:
-            lines = [*part(entered, folders)]
-        except (LookupError, TypeError, AttributeError, ValueError) as error:  # of what a file may say
-            lines = [CheckLine(f"it is damaged: {type(error).__name__}: {error}", True)]
-        yield from lines
-        if any(line.is_fault for line in lines):
-            return
-    yield from _train_again_and_compare(entered, folders, draw, carry_out)
+            for text in _check_file(entered, folders):
+                yield CheckLine(text)
+        except (LookupError, TypeError, AttributeError) as error:  # of what a file may say
+            raise UnfairEntryError(f"it is damaged: {type(error).__name__}: {error}") from error
+        entering = EntryInProgress(_find_entrant(entered.statement), entered.statement.tier, folders)
+        best_by_task = entering.choose_best_by_task(entered.frames)
+        yield CheckLine(_check_laws(entered.statement, entering.entry))
+        for text in _train_again_and_compare(entered, entering, best_by_task, draw, carry_out):
+            yield CheckLine(text)
+    except (DamagedFileError, UnfairEntryError, laws.BrokenLawError, BrokenFile) as fault:
+        yield CheckLine(str(fault), True)
 
 
-def entrant_of_statement(statement: EntryStatement) -> Entrant:
-    """Return the entry that a statement is of."""
-    return Entrant(
-        statement.name,
-        statement.settings,
-        statement.about,
-        statement.search,
-        statement.on,
-        statement.timed,
-        statement.claims,
+def _check_file(entered: EntryFile, folders: ResultFolders) -> Iterator[str]:
+    """Check what the file alone can tell."""
+    statement = entered.statement
+    yield (
+        f"{statement.name}, tier {statement.tier}, version {statement.version}: tables are what its digests "
+        "say"
     )
+    tier = _check_version(statement)
+    entering = EntryInProgress(_find_entrant(statement), statement.tier, folders)
+    best_by_task = entering.choose_best_by_task(entered.frames)
+    yield _check_statement(entered, entering, best_by_task)
+    yield _check_records(entered, entering, best_by_task)
+    yield _check_dates(entered, tier)
+    yield _check_sent_bytes(entered, tier)
 
 
-def _check_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[CheckLine]:
-    """Check that every run is one that the rules ask for, and none is missing or twice."""
-    statement, frames = entered.statement, entered.frames
+def _check_version(statement: EntryStatement) -> Tier:
+    """Return the tier of a statement by today's rules that has all of its runs."""
     try:
         tier = rules().parse_tier(statement.tier)
     except ValueError as error:
-        yield CheckLine(str(error), True)
-        return
+        raise UnfairEntryError(str(error)) from error
     if statement.version != rules().version or statement.rules != rules_digest(statement.tier):
-        yield CheckLine(
-            f"it is of other rules than these (version {statement.version}): enter it again", True
+        raise UnfairEntryError(
+            f"it is by rules of version {statement.version}, which are not today's: "
+            f"{enter_command(statement.name, statement.tier)} enters it anew"
         )
-        return
-    own = entrant_of_statement(statement)
-    if statement.method != statement.settings.get("method") or {*statement.tasks} != {*tier.tasks}:
-        yield CheckLine("it is of another method, or of other tasks, than it says", True)
-        return
-    if why := _find_difference_from_entry(statement, own):
-        yield CheckLine(why, True)
-        return
-    best_by_task = {
-        name: BestSettings(task.lr, dict(task.searched)) for name, task in statement.tasks.items()
-    }
-    entering = EntryInProgress(own, statement.tier, folders)
-    expected = make_statement(
-        entering, best_by_task, [*entering.wall_clock_configs(best_by_task).values()], []
-    )
-    for name, task in statement.tasks.items():
-        wanted = expected.tasks[name]
-        stated, asked = ([_plain(each) for each in (of.trials, of.trainings)] for of in (task, wanted))
-        if stated != asked:
-            yield CheckLine(f"{name}: its trials or trainings are not those that the rules ask for", True)
-            return
-        if why := _find_missing_of_launches(task, tier, own.name == BASELINE):
-            yield CheckLine(f"{name}: {why}", True)
-            return
-        if _plain(task.whole) != _plain(wanted.whole):
-            yield CheckLine(f"{name}: its trainings in real time are not those that the rules ask for", True)
-            return
-    rows, keys = frames.runs.set_index("key"), {*statement_run_keys(statement)}
-    if rows.index.has_duplicates or {*rows.index} != keys:
-        yield CheckLine("its tables hold other runs than its statement", True)
-        return
-    turns = dict(_turns_by_launch_key(own, tier, statement, best_by_task, rows))
-    wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
-    if wrong:
-        yield CheckLine(
-            f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True
+    if {*statement.tasks} != {*tier.tasks}:
+        raise UnfairEntryError("it is of other tasks than the rules'")
+    if missing := describe_missing(statement):
+        raise UnfairEntryError(
+            f"it is not whole, {missing}: {enter_command(statement.name, statement.tier)} goes on, with the "
+            "other entries that took turns with it"
         )
-        return
-    epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
-    whole = epochs[LOSS_COLUMN].notna()
-    if not (epochs["step"] == epochs["epoch"] * epochs["train.epoch_steps"])[whole].all():
-        yield CheckLine("its curves have other steps than the rules'", True)
-        return
-    digests = {name: _digest_of(own_rows) for name, own_rows in rows.groupby("task.name")}
-    if many := [name for name, found in digests.items() if len(found) > 1]:
-        yield CheckLine(f"{many[0]} was trained on data of {len(digests[many[0]])} digests", True)
-        return
-    yield CheckLine(f"{len(keys)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
+    return tier
+
+
+def _find_entrant(statement: EntryStatement) -> Entrant:
+    """Return the entry of the statement's name here, of which the statement must be."""
+    entrant = shipped_entrants_by_name().get(statement.name)
+    if entrant is None:
+        try:
+            settings = {"method": statement.method, **statement.settings}
+            entrant = find_or_make_entrant(statement.name, settings)
+        except (ValueError, BrokenFile) as error:
+            raise UnfairEntryError(str(error)) from error
+    for part in ("about", "method", "settings", "search", "on", "timed", "claims"):
+        if _plain(getattr(entrant, part)) != _plain(getattr(statement, part)):
+            raise UnfairEntryError(f"its {part} are not those of {statement.name} here")
+    return entrant
 
 
 def _plain(value: Any) -> Any:
@@ -165,75 +141,120 @@ def _plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _find_difference_from_entry(statement: EntryStatement, own: Entrant) -> str:
-    """Return how the statement differs from the entry of its name; empty where it does not."""
-    if statement.name in shipped_entrants_by_name():
-        expected = shipped_entrants_by_name()[statement.name]
-    else:
-        try:
-            expected = find_or_make_entrant(
-                statement.name, {"method": statement.method, **statement.settings}
-            )
-        except (ValueError, BrokenFile) as error:
-            return str(error)
-    for part in ("settings", "search", "on", "timed", "claims"):
-        if _plain(getattr(expected, part)) != _plain(getattr(own, part)):
-            return f"its {part} are not those of {statement.name} here"
-    return ""
-
-
-def _find_missing_of_launches(task: EntryTaskStatement, tier: Tier, is_baseline: bool) -> str:
-    """Return what is missing of the task's launches; empty where nothing is."""
-    wanted = len(rules().launches)
-    if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
-        return "it was not timed with the rules' workers"
-    for workers, of_links in task.launches.items():
-        beside = task.baseline[workers]
-        if {*of_links} != {*tier.links} or {*beside} != {*tier.links}:
-            return "it was not timed over the rules' links"
-        for link, keys in of_links.items():
-            if is_baseline and not keys:
-                continue  # entered by itself, before others took turns with it
-            groups, theirs = ([key.partition("/")[0] for key in each] for each in (keys, beside[link]))
-            if len({*groups}) != wanted or groups != theirs:
-                return (
-                    f"over {link} it has {len({*groups})} launches with the baseline, and the rules ask for "
-                    f"{wanted}: `enter` measures them"
+def _check_statement(entered: EntryFile, entering: EntryInProgress, best_by_task: BestByTask) -> str:
+    """Check that the statement is the one that `enter` would make of the file's records."""
+    statement = entered.statement
+    keys = _launch_keys(statement, entering.tier)
+    expected = make_statement(entering, best_by_task, keys, entered.frames, [])
+    for name, task in statement.tasks.items():
+        for part in msgspec.structs.fields(task):
+            if _plain(getattr(task, part.name)) != _plain(getattr(expected.tasks[name], part.name)):
+                raise UnfairEntryError(
+                    f"{name}: its {part.encode_name} are not what the rules ask for and its records say"
                 )
-    return ""
+    tables = entered.frames.runs["key"]
+    if tables.duplicated().any() or {*tables} != {*statement_run_keys(statement)}:
+        raise UnfairEntryError("its tables hold other runs than its statement")
+    return (
+        f"{len(tables)} runs, as the rules ask: {rules().trials.number} trials on each task, the best of "
+        "which was trained and timed, with the lengths that its times ask for"
+    )
 
 
-def _digest_of(rows: pd.DataFrame) -> set[str]:
-    return {*rows["provenance.data.digest"].dropna().astype(str)}
+def _launch_keys(statement: EntryStatement, tier: Tier) -> LaunchKeys:
+    """Return the keys of a whole statement's launches."""
+    keys: dict[Any, dict[str, dict[int, str]]] = {}
+    for place in launch_places(tier):
+        task = statement.tasks[place.task]
+        numbers = tier.links[place.link].launch_numbers
+        own_keys = task.launches[place.workers][place.link]
+        baseline_keys = task.baseline[place.workers][place.link]
+        if [key.partition("/")[0] for key in own_keys] != [key.partition("/")[0] for key in baseline_keys]:
+            raise UnfairEntryError(f"{place.task}: over {place.link} the baseline is of other launches")
+        if len({*own_keys}) != len(numbers):
+            raise UnfairEntryError(f"{place.task}: over {place.link} it has not the rules' launches")
+        keys[place] = {
+            statement.name: dict(zip(numbers, own_keys, strict=True)),
+            BASELINE: dict(zip(numbers, baseline_keys, strict=True)),
+        }
+    return keys
+
+
+def _check_records(entered: EntryFile, entering: EntryInProgress, best_by_task: BestByTask) -> str:
+    """Check that each run was made with the rules' settings, to its end, on the same data as the others."""
+    frames = entered.frames
+    rows = frames.runs.set_index("key")
+    turns = _turns_by_launch_key(entered, entering, best_by_task)
+    wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
+    if wrong:
+        raise UnfairEntryError(
+            f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}"
+        )
+    epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
+    has_loss = epochs[LOSS_COLUMN].notna()
+    if not (epochs["step"] == epochs["epoch"] * epochs["train.epoch_steps"])[has_loss].all():
+        raise UnfairEntryError("its curves have other steps than the rules'")
+    num_validations = frames.epochs.groupby("key")["epoch"].count()
+    wanted_validations = training_length(rows) / steps_between_validations(rows)
+    for key, row in rows[rows["train.validate"] != "never"].iterrows():
+        wanted = int(wanted_validations[key])
+        if num_validations.get(key, 0) != wanted and pd.isna(row.get("diverged")):
+            raise UnfairEntryError(
+                f"{key} was validated {num_validations.get(key, 0)} times, and the rules ask for {wanted}"
+            )
+    launched = rows[rows["train.validate"] == "never"]
+    if not (launched["alternated.blocks"] == launched["alternate.blocks"]).all():
+        raise UnfairEntryError("its launches have other numbers of steps than the rules'")
+    for name, task_rows in rows.groupby("task.name"):
+        if len({*task_rows["provenance.data.digest"].dropna()}) > 1:
+            raise UnfairEntryError(f"{name} was trained on data of several digests")
+    return "each was made with the rules' settings, and to its end"
+
+
+def _check_dates(entered: EntryFile, tier: Tier) -> str:
+    """Check that launches of two days were made on two dates."""
+    date_by_key = start_date_by_key(entered.frames)
+    for place, keys_by_entry in _launch_keys(entered.statement, tier).items():
+        link = tier.links[place.link]
+        dates: dict[int, set[str]] = {}
+        for number, key in keys_by_entry[BASELINE].items():
+            dates.setdefault(link.count_day(number), set()).add(date_by_key[key])
+        shared_dates = sorted(dates[0] & dates.get(1, set()))
+        if shared_dates and entered.statement.tier != SMOKE_TIER:
+            raise UnfairEntryError(
+                f"{place.task}: over {place.link} launches of two days were made on {shared_dates[0]}"
+            )
+    return "launches of two days have two dates"
 
 
 def _turns_by_launch_key(
-    own: Entrant,
-    tier: Tier,
-    statement: EntryStatement,
-    best_by_task: Mapping[str, BestSettings],
-    rows: pd.DataFrame,
-) -> Iterator[tuple[str, Config]]:
-    """Yield the key of each turn in a launch, the baseline's among them, and its config.
+    entered: EntryFile, own: EntryInProgress, best_by_task: BestByTask
+) -> dict[str, Config]:
+    """Return the config of each turn in a launch, the baseline's among them, by key.
 
     Who else took turns is open, and another stands for them; and the baseline's rate is what its records say.
     """
-    base = shipped_entrants_by_name()[BASELINE]
-    other = shipped_entrants_by_name()[OTHER] if own.name == BASELINE else own
-    for name, task in statement.tasks.items():
-        theirs = [key for of_links in task.baseline.values() for keys in of_links.values() for key in keys]
-        if not theirs:
-            continue
-        rate = json.loads(str(rows.loc[theirs[0], "config_json"]))["task"]["lr"]
-        best = {BASELINE: BestSettings(rate, {}), OTHER: BestSettings(rate, {}), own.name: best_by_task[name]}
-        turns = {each.name: turn_settings(each, tier, name, best[each.name]) for each in (base, other, own)}
-        for each_entry, by_workers in ((own, task.launches), (base, task.baseline)):
-            for workers, of_links in by_workers.items():
-                for link, keys in of_links.items():
-                    shared = launch_settings(tier, tier.tasks[name], workers, link)
-                    for number, key in zip(rules().launches, keys, strict=False):
-                        config = resolve_tier_run(Run({**shared, "seed": number}, turns), statement.tier)
-                        yield key, next(v.config for v in config.variants if v.name == each_entry.name)
+    keys = _launch_keys(entered.statement, own.tier)
+    config_json_by_key = entered.frames.runs.set_index("key")["config_json"]
+    baseline_best = dict[str, BestSettings]()
+    for place, keys_by_entry in keys.items():
+        recorded = json.loads(config_json_by_key[next(iter(keys_by_entry[BASELINE].values()))])
+        baseline_best[place.task] = BestSettings(recorded["task"]["lr"], {})
+    entrants = shipped_entrants_by_name()
+    baseline, other = (
+        EntryInProgress(entrants[name], own.tier_name, own.folders) for name in (BASELINE, OTHER)
+    )
+    entries = [baseline, other if own.entry.name == BASELINE else own]
+    best = {OTHER: baseline_best, own.entry.name: best_by_task, BASELINE: baseline_best}
+    schedule = LaunchSchedule(entries, best)
+    return {
+        key: variant.config
+        for place, keys_by_entry in keys.items()
+        for name, keys_by_number in keys_by_entry.items()
+        for number, key in keys_by_number.items()
+        for variant in schedule.config_by_place_and_number[place, number].variants
+        if variant.name == name
+    }
 
 
 def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> bool:
@@ -246,112 +267,67 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
     return run_key(recorded) == (run_key(turns[key]) if "/" in key else key)
 
 
-def _check_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
-    """Check that the best of the trials was chosen, and all seeds and launches are there."""
-    statement, frames = entered.statement, entered.frames
-    own, tier = entrant_of_statement(statement), rules().parse_tier(statement.tier)
-    last = last_validation_loss_by_key(frames)
-    for name, task in statement.tasks.items():
-        losses = [float(last.get(tried.key, np.nan)) for tried in task.trials]
-        if len(losses) != rules().trials.number or np.isnan(losses).all():
-            yield CheckLine(
-                f"{name}: {len(losses)} trials, of which the rules ask for {rules().trials.number}", True
-            )
-            return
-        best = task.trials[int(np.nanargmin(losses))]
-        rate = trial_lr(own, name, tier.tasks[name], best.lr_factor)
-        if not np.isclose(rate, task.lr) or dict(best.searched) != dict(task.searched):
-            yield CheckLine(f"{name}: what was trained is not the best of its trials (lr={rate:g})", True)
-            return
-        if short := _find_missing_of_curves(task, frames):
-            yield CheckLine(f"{name}: {short}", True)
-            return
-    yield CheckLine(f"each task has {rules().trials.number} trials, and the best of them was trained")
-
-
-def _find_missing_of_curves(task: EntryTaskStatement, frames: Frames) -> str:
-    """Return what is missing of the curves; empty where nothing is."""
-    validated = frames.epochs.groupby("key")["epoch"].count()
-    wanted, ended = rules().steps // rules().epoch_steps, frames.runs.set_index("key").get("diverged")
-    for keys in task.trainings.values():
-        for key in keys:
-            diverged = ended is not None and not pd.isna(ended.get(key))
-            if validated.get(key, 0) != wanted and not diverged:
-                return f"{key} was validated {validated.get(key, 0)} times, and the rules ask for {wanted}"
-    return ""
-
-
-def _check_sent_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
+def _check_sent_bytes(entered: EntryFile, tier: Tier) -> str:
     """Check that interfaces sent what the meter counted, and headers."""
-    statement, workers = entered.statement, dict[str, int]()
-    for task in statement.tasks.values():
-        for size, of_links in task.launches.items():
-            workers |= {key: size for keys in of_links.values() for key in keys}
-    if not rules().parse_tier(statement.tier).is_emulated:
-        yield CheckLine("links are no emulated ones: bytes rest on what the communicator counted")
-        return
-    try:
-        check_bytes(entered.frames, workers)
-    except UnfairEntryError as unfair:
-        yield CheckLine(str(unfair), True)
-        return
-    yield CheckLine(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
+    if not tier.is_emulated:
+        return "links are no emulated ones: bytes rest on what the communicator counted"
+    num_turns = check_bytes(entered.frames)
+    return f"interfaces sent what was counted, and headers, in {num_turns} turns in launches"
 
 
-def _check_laws(entered: EntryFile, _: ResultFolders) -> Iterator[CheckLine]:
+def _check_laws(statement: EntryStatement, entrant: Entrant) -> str:
     """Check that the method is here, as it was entered, and its laws hold."""
-    statement = entered.statement
     if not laws.is_todays_method_code(statement.method, statement.code):
         here = laws.read_method_code(statement.method)
-        yield CheckLine(
+        raise UnfairEntryError(
             f"the file of {statement.method} is {'another one' if here else 'not'} here: put what the entry "
             "carries (`code` in entry.json, with what it imports beside it) into "
-            f"{laws.FOLDER}/{statement.method}.py, read it, and check again", True,
-        )  # fmt: skip
-        return
-    try:
-        found = laws.check_laws(entrant_of_statement(statement), lambda _: None)
-    except (laws.BrokenLawError, BrokenFile) as broken:
-        yield CheckLine(str(broken), True)
-        return
-    stated, broken_now = ({law.name for law in which if not law.holds} for which in (statement.laws, found))
-    if stated != broken_now:
-        yield CheckLine(f"it names other broken laws ({', '.join(stated) or 'none'}) than were found", True)
-        return
-    yield CheckLine(f"{len(found)} laws, {len(broken_now)} of them excused")
+            f"{laws.FOLDER}/{statement.method}.py, read it, and check again"
+        )
+    found = laws.check_laws(entrant, lambda _: None)
+    stated_laws, found_laws = ({(law.name, law.holds) for law in which} for which in (statement.laws, found))
+    if differing := sorted(name for name, _ in stated_laws ^ found_laws):
+        raise UnfairEntryError(f"what it says of laws is not what was found: {', '.join(differing)}")
+    return f"{len(found)} laws, {sum(not law.holds for law in found)} of them excused"
 
 
 def _train_again_and_compare(
-    entered: EntryFile, folders: ResultFolders, draw: int | None, carry_out: CarryOut
-) -> Iterator[CheckLine]:
-    """Repeat a training that is drawn: the curve must be the same but for rounding.
+    entered: EntryFile,
+    entering: EntryInProgress,
+    best_by_task: BestByTask,
+    draw: int | None,
+    carry_out: CarryOut,
+) -> Iterator[str]:
+    """Repeat the beginning of a training that is drawn: the curve must be the same but for rounding.
 
-    Then repeat its first epochs by processes, which share no memory.
+    Repeat it by virtual workers, then by processes, which share no memory.
     """
-    statement = entered.statement
+    tier = entering.tier
+    lengths = choose_lengths(entering, _launch_keys(entered.statement, tier), entered.frames)
+    runs = [
+        run
+        for place in training_places(lengths)
+        for run in training_runs(entering.entry, tier, place, best_by_task[place.task])
+    ]
     number = draw if draw is not None else time.time_ns()
-    best_by_task = {
-        name: BestSettings(task.lr, dict(task.searched)) for name, task in statement.tasks.items()
-    }
-    runs = training_runs(entrant_of_statement(statement), rules().parse_tier(statement.tier), best_by_task)
     run = random.Random(number).choice(runs)
-    config = resolve_tier_run(run, statement.tier)
-    steps = TOGETHER * (config.train.epoch_steps or 1)
-    apart = resolve_tier_run(Run({**run.settings, "cluster": "local", "train.steps": steps}), statement.tier)
+    config = entering.resolve_run(run)
+    steps = REPEATED_VALIDATIONS * config.train.validate_every * (config.train.epoch_steps or 1)
     what = f"drawn by {number}: {config.task.name}, {config.workers} workers, seed {config.seed}"
-    for again, how in ((config, "came out"), (apart, "by processes came out")):
+    there = _curve(entered.frames, run_key(config)).iloc[:REPEATED_VALIDATIONS]
+    for cluster, how in (("virtual", "came out"), ("local", "by processes came out")):
+        again = entering.resolve_run(Run({**run.settings, "cluster": cluster, "train.steps": steps}))
         carry_out([again])
+        store = entering.folders.store
         frames, _ = load_newest_attempts_cached(
-            folders.store, [run_id(again)], folders.records, verify_digests=True
+            store, [run_id(again)], entering.folders.records, verify_digests=True
         )
-        here, there = _curve(frames, run_key(again)), _curve(entered.frames, run_key(config))
-        there = there.iloc[: len(here)] if again is apart else there
+        here = _curve(frames, run_key(again))
         off = _share_apart(here, there)
         if off > 0:
-            yield CheckLine(f"{what}, {how} otherwise here, up to {100 * off:.2g} % apart", True)
-            return
+            raise UnfairEntryError(f"{what}, {how} otherwise here, up to {100 * off:.2g} % apart")
         same = "to the bit" if here.equals(there) else "but for rounding"
-        yield CheckLine(f"{what}, {how} again {same}, {len(here)} validations")
+        yield f"{what}, {how} again {same}, {len(here)} validations"
 
 
 def _share_apart(here: pd.DataFrame, there: pd.DataFrame) -> float:

@@ -17,9 +17,7 @@ from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import (
     FrozenTask,
     Tier,
-    WallClockTrainingRule,
     launch_settings,
-    link_settings,
     rules,
     training_settings,
 )
@@ -44,6 +42,7 @@ class Entrant(Struct, frozen=True):
     on: Mapping[str, Mapping[str, Any]] = {}  # by task
     timed: Mapping[str, Any] = {}
     claims: Sequence[str] = ()
+    seeds: Sequence[int] = ()  # of its trainings, where they are not the rules'
 
     @property
     def method(self) -> str:
@@ -114,10 +113,10 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
     defaults = METHODS.defaults(method)
     if "every" in defaults:
         for every in searched.get("every", [values.get("every", defaults["every"])]):
-            if rules().every % every:
+            if rules().round_steps % every:
                 raise ValueError(
-                    f"method.every={every}: launches are of {rules().every} steps, which must be whole "
-                    "rounds; fix an H that divides it, such as 5"
+                    f"method.every={every}: times are of {rules().round_steps} steps in turn, which must be "
+                    "whole rounds; fix an H that divides it, such as 5"
                 )
 
 
@@ -130,7 +129,10 @@ def _on(method: str) -> dict[str, Mapping[str, Any]]:
     where = f"{ON} in {path.name}"
     if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
         raise ValueError(f"{where} must be a dict of tasks, each with a dict of its settings")
+    known = sorted({name for tier in rules().tiers.values() for name in tier.tasks})
     for task, own in given.items():
+        if task not in known:
+            raise ValueError(f"{where}: {ranges.describe_unknown('task of the benchmark', task, known)}")
         if strangers := [key for key in own if key not in OF_TASKS]:
             raise ValueError(f"{where}: {task} has {strangers[0]}; there may be {', '.join(OF_TASKS)}")
     return dict(given)
@@ -157,6 +159,11 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
             )
         for value in values:
             ranges.check_value(f"{where}: {name}", value, parameters[name].allowed)
+        default = METHODS.defaults(method)[name]
+        if default not in (REQUIRED, values[0]):
+            raise ValueError(
+                f"{where}: {name} begins with {values[0]}, and its default is {default}: put that first"
+            )
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 
@@ -192,7 +199,10 @@ def _trials_on(entry: Entrant, tier: Tier, name: str, task: FrozenTask) -> Itera
     order = [points[0]]
     while len(order) < how.number:
         order += drawn.sample(points, len(points))
-    shared = {**training_settings(tier, task, how.workers), **entrant_settings_without_lr(entry, name)}
+    shared = {
+        **training_settings(tier, task, how.workers, tier.baseline_length),
+        **entrant_settings_without_lr(entry, name),
+    }
     for lr_factor, point in islice(zip(rules().rates, order, strict=False), how.number):
         values: RunSettings = {f"method.{key}": value for key, value in point.items()}
         tuned = {
@@ -209,60 +219,60 @@ class BestSettings(NamedTuple):
     searched: RunSettings
 
 
-def training_runs(entry: Entrant, tier: Tier, best_by_task: Mapping[str, BestSettings]) -> list[Run]:
-    """Return the trainings that count: all of a seed before the next seed."""
-    return [
-        Run({**_of_task(entry, tier, name, workers, best_by_task[name]), "seed": seed})
-        for seed in rules().seeds
-        for name in tier.tasks
-        for workers in tier.workers
-    ]
+class TrainingPlace(NamedTuple):
+    """A task, a number of workers, and a length: an entry is trained there once for each seed."""
+
+    task: str
+    workers: int
+    length: int  # steps
 
 
-def _of_task(entry: Entrant, tier: Tier, name: str, workers: int, best: BestSettings) -> RunSettings:
-    shared = {
-        **training_settings(tier, tier.tasks[name], workers),
-        **entrant_settings_without_lr(entry, name),
+def training_runs(entry: Entrant, tier: Tier, place: TrainingPlace, best: BestSettings) -> list[Run]:
+    """Return the trainings of a place that count, one for each seed."""
+    task = tier.tasks[place.task]
+    settings = {
+        **training_settings(tier, task, place.workers, place.length),
+        **entrant_settings_without_lr(entry, place.task),
+        **best.searched,
+        "task.lr": best.lr,
     }
-    return {**shared, **best.searched, "task.lr": best.lr}
+    return [Run({**settings, "seed": seed}) for seed in entry.seeds or rules().seeds]
 
 
-def wall_clock_trainings(entry: Entrant, tier: Tier) -> list[WallClockTrainingRule]:
-    """Return the entry's trainings in real time; none where links are simulated, or a cluster's."""
+class LaunchPlace(NamedTuple):
+    """A task, a number of workers, and a link over which launches are timed."""
+
+    task: str
+    workers: int
+    link: str
+
+
+def launch_places(tier: Tier) -> list[LaunchPlace]:
+    """Return the places of a tier, link by link."""
     return [
-        one for one in rules().whole
-        if one.entry == entry.name and one.task in tier.tasks and one.link in tier.links and tier.is_emulated
-    ]  # fmt: skip
-
-
-def wall_clock_run(entry: Entrant, tier: Tier, rule: WallClockTrainingRule, best: BestSettings) -> Run:
-    """Return a training in real time: processes that the link joins."""
-    settings = _of_task(entry, tier, rule.task, rule.workers, best)
-    where = {"cluster": "netns", "launch.on_mismatch": "label", **link_settings(tier, rule.link)}
-    extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
-    return Run({**settings, **entry.timed, **where, **extra, "seed": rules().seeds[0]})
-
-
-def launch_runs(
-    entries: Sequence[Entrant], tier: Tier, best_by_entry_and_task: Mapping[str, Mapping[str, BestSettings]]
-) -> list[Run]:
-    """Return the launches where the entries take turns, the baseline first.
-
-    There is a group of processes for each task, number of workers and link, and that for each launch.
-    """
-    return [
-        Run(
-            {**launch_settings(tier, task, workers, link), "seed": number},
-            {
-                each.name: turn_settings(each, tier, name, best_by_entry_and_task[each.name][name])
-                for each in entries
-            },
-        )
-        for number in rules().launches
-        for name, task in tier.tasks.items()
-        for workers in tier.workers
-        for link in tier.links
+        LaunchPlace(task, workers, link)
+        for link, link_rules in tier.links.items()
+        for task in tier.tasks
+        for workers in link_rules.workers
     ]
+
+
+def launch_run(
+    entries: Sequence[Entrant],
+    tier: Tier,
+    place: LaunchPlace,
+    number: int,
+    best_by_entry_and_task: Mapping[str, Mapping[str, BestSettings]],
+) -> Run:
+    """Return a launch: a group of processes in which the entries take turns, the baseline first."""
+    task = tier.tasks[place.task]
+    return Run(
+        {**launch_settings(tier, task, place.workers, place.link), "seed": number},
+        {
+            entry.name: turn_settings(entry, tier, place.task, best_by_entry_and_task[entry.name][place.task])
+            for entry in entries
+        },
+    )
 
 
 def turn_settings(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettings:

@@ -18,8 +18,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import Struct, yaml
+from msgspec import yaml
 
+from analysis.benchmark.statement import LawResult
 from experiments.config import code_version
 from experiments.config.folders import ROOT
 from experiments.figures.benchmark.entries import Entrant
@@ -52,18 +53,11 @@ PARTS = {
 }  # fmt: skip
 PARTS |= {("numpy", "memmap"), ("sparsify", "comm.virtual")}
 FOLDER = METHODS.package.replace(".", "/")  # of methods, in a checkout
+LAW_TESTS = ("tests/sparsify/test_laws.py", "tests/sparsify/local")
 LIMIT_S, NO_TESTS = 900, 5  # pytest's exit code where none was selected
 # Of the trainings in processes of their own, `_probe`; HALF lies within a round of most local steps.
 SIZE, STEPS, HALF = 2, 40, 17
 PAST = 3  # the exit code of one that reached past what it is given
-
-
-class Law(Struct, frozen=True):
-    """A law as it was found."""
-
-    name: str
-    holds: bool
-    why: str = ""  # it does not, or is excused
 
 
 class BrokenLawError(ValueError):
@@ -77,20 +71,20 @@ class Probe(NamedTuple):
     why: str  # it ended without
 
 
-def check_laws(entry: Entrant, say: Callable[[str], None]) -> list[Law]:
+def check_laws(entry: Entrant, say: Callable[[str], None]) -> list[LawResult]:
     """Return all laws of an entry, those that it is excused from among them.
 
     Raises:
         BrokenLawError: one that it is not excused from, with what to do.
     """
     say(f"{entry.name}: the laws of {entry.method}, the suite's and those of processes of their own")
-    found = list[Law]()
+    found = list[LawResult]()
     for part in (_static, _apart, _suite):  # what is quick first
         found += part(entry)
         if broken := [law for law in found if not law.holds]:
             raise BrokenLawError(_sentence(entry, broken))
     excused = METHODS.build(entry.method, method_values(entry)).broken_laws()
-    return [*found, *(Law(name, False, why) for name, why in excused.items())]
+    return [*found, *(LawResult(name, False, why) for name, why in excused.items())]
 
 
 def method_values(entry: Entrant) -> dict[str, Any]:
@@ -99,7 +93,7 @@ def method_values(entry: Entrant) -> dict[str, Any]:
     return {**{name: tried[0] for name, tried in entry.search.items()}, **fixed}
 
 
-def _sentence(entry: Entrant, broken: list[Law]) -> str:
+def _sentence(entry: Entrant, broken: list[LawResult]) -> str:
     lines = "; ".join(f"{law.name}: {law.why}" for law in broken)
     return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
 
@@ -141,10 +135,10 @@ def _rewritten() -> dict[str, str]:
     return {pair["before"]: pair["today"] for pair in pairs}
 
 
-def _static(entry: Entrant) -> Iterator[Law]:
+def _static(entry: Entrant) -> Iterator[LawResult]:
     """Check that the method's files use nothing but what they may, as far as their text shows it."""
     found = [fault for path in find_method_files(entry.method) for fault in find_forbidden_uses(path)]
-    yield Law("nothing but what it is handed", not found, "; ".join(found))
+    yield LawResult("nothing but what it is handed", not found, "; ".join(found))
 
 
 def find_forbidden_uses(path: Path) -> Iterator[str]:
@@ -182,29 +176,35 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _suite(entry: Entrant) -> Iterator[Law]:
+def digest_law_tests() -> str:
+    """Return a digest of the tests that state the laws."""
+    paths = sorted(path for place in LAW_TESTS for path in [ROOT / place, *(ROOT / place).rglob("*.py")])
+    return digest_text("".join(path.read_text() for path in paths if path.is_file()))
+
+
+def _suite(entry: Entrant) -> Iterator[LawResult]:
     """Run the repository's tests that have the method as a parameter."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--method",
-        entry.method, "tests/sparsify/test_laws.py", "tests/sparsify/local",
+        entry.method, *LAW_TESTS,
     ]  # fmt: skip
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        yield Law("the law suite", False, f"it did not end within {LIMIT_S} s")
+        yield LawResult("the law suite", False, f"it did not end within {LIMIT_S} s")
         return
     if "No module named pytest" in done.stderr:
         raise ValueError("the law suite needs pytest: `make .venv/.dev` installs it")
     if done.returncode == NO_TESTS:
         # No law is parametrised with the names of strategies of local steps; those of `_apart` hold of them.
         if not _is_local(entry):
-            yield Law(
+            yield LawResult(
                 "the law suite", False, f"no test has the name {entry.method}: is `every` its parameter?"
             )
         return
     lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
     why = "" if done.returncode == 0 else "; ".join(line[:200] for line in lines[-3:]) or "it failed"
-    yield Law("the law suite", done.returncode == 0, why)
+    yield LawResult("the law suite", done.returncode == 0, why)
 
 
 def _is_local(entry: Entrant) -> bool:
@@ -213,23 +213,23 @@ def _is_local(entry: Entrant) -> bool:
     return isinstance(METHODS.build(entry.method, method_values(entry)), LocalSteps)
 
 
-def _apart(entry: Entrant) -> Iterator[Law]:
+def _apart(entry: Entrant) -> Iterator[LawResult]:
     """Laws that need processes of their own."""
     whole, second, *joined = _probes(entry)
     failed = [each.why for each in (whole, second, *joined) if each.why]
-    yield Law("it trains, and reaches for nothing else", not failed, "; ".join(dict.fromkeys(failed)))
+    yield LawResult("it trains, and reaches for nothing else", not failed, "; ".join(dict.fromkeys(failed)))
     if failed:
         return
     of_ranks = [whole.digests[at : at + STEPS] for at in range(0, SIZE * STEPS, STEPS)]
     rest = [second.digests[at : at + STEPS - HALF] for at in range(0, len(second.digests), STEPS - HALF)]
     resumed = min(_same(own[HALF:], later) for own, later in zip(of_ranks, rest, strict=True))
-    yield Law(
+    yield LawResult(
         "all state is saved", resumed == STEPS - HALF,
         f"after {resumed} of {STEPS - HALF} steps it goes on otherwise in another process than without "
         "having been saved: some state is outside of state_dict",
     )  # fmt: skip
     alike = min(_same(own, each.digests) for own, each in zip(of_ranks, joined, strict=True))
-    yield Law(
+    yield LawResult(
         "processes and virtual workers do the same", alike == STEPS,
         f"after {alike} steps workers in processes of their own do otherwise than virtual ones, which share "
         "memory: what they exchange must go through Comm",

@@ -15,8 +15,9 @@ from experiments.config.run import RunSettings
 from sparsify.ranges import describe_unknown
 
 OWN, AT = "own", "@"
-FILE = Path(__file__).with_name("v1.yaml")
+FILE = Path(__file__).with_name("v2.yaml")
 FLOORS = Path(__file__).with_name("floors.yaml")
+SMOKE_TIER = "smoke"  # for tests and for trying
 
 
 class FrozenTask(Struct, frozen=True):
@@ -26,25 +27,53 @@ class FrozenTask(Struct, frozen=True):
     lr: float  # which the rates of trials multiply
     held_out: int  # examples of the training set on which trials are validated, and of the test set later
     settings: Mapping[str, Any]
-    # Of version 1, and of no score any more: dense's loss at `share` of its budget, by number of workers.
-    targets: Mapping[int, float] = {}
+
+
+class LinkRules(Struct, frozen=True):
+    """The launches over a link.
+
+    Args:
+        workers: numbers of workers that are timed over it.
+        launches: numbers of launches, in lists of one day each.
+        settings: of every run that is timed over it.
+    """
+
+    workers: Sequence[int]
+    launches: Sequence[Sequence[int]]
+    settings: Mapping[str, Any] = {}
+
+    @property
+    def launch_numbers(self) -> list[int]:
+        """The numbers of all launches."""
+        return [number for numbers in self.launches for number in numbers]
+
+    def count_day(self, number: int) -> int:
+        """Return the day of a launch, counted from 0."""
+        return next(day for day, numbers in enumerate(self.launches) if number in numbers)
 
 
 class Tier(Struct, frozen=True):
     """A size of all: results of two tiers are never in one table.
 
     Args:
-        links: choices of conf/link, each with what launches over it have besides; OWN is a cluster's own.
+        links: by choices of conf/link; OWN is a cluster's own.
         profile: of its runs; its name, if that is one.
+        lengths: of trainings, in steps, where they are not those of all tiers.
+        baseline_length: the same of the baseline's trainings, and of trials.
     """
 
-    workers: Sequence[int]
-    links: Mapping[str, Mapping[str, Any]]
+    links: Mapping[str, LinkRules]
     tasks: Mapping[str, FrozenTask]
     settings: Mapping[str, Any] = {}  # of every run
-    trained: Mapping[str, Any] = {}  # of every training besides
     timed: Mapping[str, Any] = {}  # of every launch besides
     profile: str = ""
+    lengths: Sequence[int] = ()
+    baseline_length: int = 0
+
+    @property
+    def workers(self) -> list[int]:
+        """All numbers of workers."""
+        return sorted({workers for link in self.links.values() for workers in link.workers})
 
     @property
     def is_emulated(self) -> bool:
@@ -66,15 +95,6 @@ class Tier(Struct, frozen=True):
         return OWN in self.links
 
 
-class WallClockTrainingRule(Struct, frozen=True):
-    """A training in real time as a whole."""
-
-    entry: str
-    task: str
-    workers: int
-    link: str
-
-
 class TrialRules(Struct, frozen=True):
     number: int
     workers: int
@@ -85,18 +105,19 @@ class Rules(Struct, frozen=True):
     """A version of the benchmark's rules."""
 
     version: int
-    steps: int
-    epoch_steps: int
+    lengths: Sequence[int]
+    baseline_length: int
+    budget: float
+    validations: int
     trials: TrialRules
     seeds: Sequence[int]
-    launches: Sequence[int]
-    share: float
     rates: Sequence[float]
+    epoch_steps: int
+    decay_share: float
     most_numbers: int
-    every: int
+    round_steps: int
     trained: Mapping[str, Any]
     timed: Mapping[str, Any]
-    whole: Sequence[WallClockTrainingRule]
     tiers: Mapping[str, Tier]
 
     def parse_tier(self, tier_at_cluster: str) -> Tier:
@@ -115,41 +136,57 @@ class Rules(Struct, frozen=True):
             raise ValueError(
                 f"cluster={cluster}: tier {base} is timed on one machine; profile=cluster is for clusters"
             )
-        return replace(tier, timed={**tier.timed, "cluster": cluster}) if cluster else tier
+        return replace(
+            tier,
+            timed={**tier.timed, "cluster": cluster} if cluster else tier.timed,
+            lengths=tier.lengths or self.lengths,
+            baseline_length=tier.baseline_length or self.baseline_length,
+        )
 
 
 @cache
 def rules() -> Rules:
-    """Return the rules of version 1."""
+    """Return the rules of version 2."""
     return convert(yaml.decode(FILE.read_bytes()), Rules)
 
 
 def rules_digest(tier: str) -> str:
-    """Return the SHA-256 of the rules of a tier, without its targets, which are its baseline's.
-
-    Entries by other rules are not compared.
-    """
+    """Return the SHA-256 of the rules of a tier. Entries by other rules are not compared."""
     own = rules().tiers[tier.partition(AT)[0]]
-    tasks = {name: replace(task, targets={}) for name, task in own.tasks.items()}
-    text = json.encode(replace(rules(), tiers={tier: replace(own, tasks=tasks)}))
-    return hashlib.sha256(text).hexdigest()
+    return hashlib.sha256(json.encode(replace(rules(), tiers={tier: own}))).hexdigest()
 
 
-def training_settings(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
+def training_settings(tier: Tier, task: FrozenTask, workers: int, length: int) -> RunSettings:
     """Return the settings of a training of this task, whoever enters."""
-    shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
-    return {**shared, "workers": workers, "train.validate_on": task.held_out}
+    epochs = length // rules().epoch_steps
+    return {
+        **rules().trained,
+        **tier.settings,
+        **task.settings,
+        "workers": workers,
+        "train.epoch_steps": rules().epoch_steps,
+        "train.epochs": epochs,
+        "train.lr_decay_epochs": rules().decay_share * epochs,
+        "train.validate_every": max(1, epochs // rules().validations),
+        "train.validate_on": task.held_out,
+        "train.steps": None,
+    }
 
 
 def launch_settings(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """Return the settings of a launch, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
-    return {**shared, **link_settings(tier, link)}
+    return {**shared, **tier.links[link].settings, **({} if link == OWN else {"link": link})}
 
 
-def link_settings(tier: Tier, link: str) -> RunSettings:
-    """Return the settings of a run that is timed over a link."""
-    return {**tier.links[link], **({} if link == OWN else {"link": link})}
+def longest_affordable_length(tier: Tier, speed: float) -> int:
+    """Return the longest training that fits into the budget in time; the shortest one where none does.
+
+    Args:
+        speed: the baseline's seconds of a step over the entry's.
+    """
+    affordable_steps = rules().budget * tier.baseline_length * speed
+    return max((length for length in tier.lengths if length <= affordable_steps), default=min(tier.lengths))
 
 
 def floors_by_task(tier: str) -> dict[str, float]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from analysis.benchmark.summaries import (
-    compare_measurements,
+    compare_words,
+    count_false_words,
     describe_best,
     find_frontier,
     summarize_level,
@@ -21,11 +23,11 @@ def test_the_frontier_names_who_is_lowest_when() -> None:
     late = replace(cell("late"), curve=[(15.0, 2.6), (60.0, 1.9)])
     parts = find_frontier([early, late])
     assert [part.entry for part in parts] == ["early", "late"]
-    assert 30 < parts[1].from_minutes * 60_000 / 200 < 60, "it overtakes what has ended"
+    assert 30 < parts[1].from_s * 1_000 / 200 < 60, "it overtakes what has ended"
 
 
 def test_profiles_are_times_over_the_quickest_and_infinite_without_the_level() -> None:
-    cells = [cell("a"), cell("b", minutes=6.0), cell("a", workers=8, minutes=np.inf), cell("b", workers=8)]
+    cells = [cell("a"), cell("b", seconds=360.0), cell("a", workers=8, seconds=np.inf), cell("b", workers=8)]
     assert time_factors_by_entry(cells, 0.5) == {"a": [1.0, np.inf], "b": [3.0, 1.0]}
 
 
@@ -37,7 +39,14 @@ def test_summaries_count_words_and_put_the_surest_first() -> None:
 
 
 def test_agreement_counts_words_that_both_have() -> None:
-    first = [cell("a"), cell("b"), cell("c"), cell("d")]
-    second = [cell("a"), cell("b", word="slower (censored)"), cell("c", word="inconclusive")]
-    (found,) = compare_measurements(first, [*second, cell("d", word="not timed")])
-    assert (found.words, found.same, found.opposite) == (3, 1, 1)
+    cells = [cell("a"), cell("b"), cell("c"), cell("d")]
+    words = {"a": "faster", "b": "slower (censored)", "c": "inconclusive"}
+    before = {(*cell(entry).place, 0.5): word for entry, word in words.items()}
+    (agreement,) = compare_words(cells, before)
+    assert (agreement.words, agreement.same, agreement.opposite) == (3, 1, 1)
+
+
+def test_decisions_on_the_repeated_baseline_are_counted_and_no_choice() -> None:
+    cells = [cell("dense-again"), cell("dense-again", workers=8, word="inconclusive"), cell("topk")]
+    assert count_false_words(cells) == (1, 1, pytest.approx(0.1), 2)
+    assert [summary.entry for summary in summarize_level(cells, 0.5)] == ["topk"]

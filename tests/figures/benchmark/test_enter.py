@@ -31,7 +31,8 @@ def entered(own_checkout: Path, command: Command) -> Path:
     path = own_checkout / "sparsify" / "methods" / "comb.py"
     path.write_text(path.read_text() + '\n\nSEARCH = {"scope": ["global", "layer"]}\n')
     planned = command("enter", "dense", "comb", "profile=smoke", "--plan").stdout
-    assert planned.endswith(" runs of unknown length: nothing like them was made yet\n")
+    assert planned.endswith(" runs of unknown duration: nothing like them was made yet\n")
+    assert "whose lengths follow from the first day's launches" in planned
     said = command("enter", "dense", "comb", "profile=smoke")
     assert "comb on cnn-digits, 2 workers, 1 Gbit/s Ethernet: " in said.stdout
     return own_checkout / "results" / "entries"
@@ -44,7 +45,7 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
     results = own_checkout / "results"
     aside = own_checkout / "aside"
     shipped = results / "shipped" / "entries"
-    dense, comb = (entered / f"{name}-smoke-v1.entry" for name in ("dense", "comb"))
+    dense, comb = (entered / f"{name}-smoke-v2.entry" for name in ("dense", "comb"))
     before = {path: read_entry(path).frames for path in (dense, comb)}
     again = command("enter", "dense", "comb", "profile=smoke").stderr
     assert "the laws of" not in again, "they are known with this code"
@@ -52,17 +53,17 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
     for name in ("runs", "records"):
         (results / name).rename(aside / name)
     try:
-        assert command("enter", "dense", "comb", "profile=smoke").stderr.count("0 to make") == 3
+        assert command("enter", "dense", "comb", "profile=smoke").stderr.count(", 0 to make") == 6
         for path, frames in before.items():
             for one, other in zip(frames, read_entry(path).frames, strict=True):
                 pd.testing.assert_frame_equal(sorted_rows(one), sorted_rows(other), check_dtype=False)
         alone = command("enter", "dense", "profile=smoke", "--train").stderr
-        assert f"{dense.name} stays as it is, for it has 5 launches" in alone
+        assert f"{dense.name} stays as it is, for it has 3 launches" in alone
         entered.rename(shipped)
         again = command("enter", "dense", "comb", "profile=smoke", "--train").stderr
-        assert again.count("0 to make") == 2
+        assert again.count(", 0 to make") == 3, "trials, and dense's trainings: lengths follow from times"
         refused = command("enter", "--check", str(comb), code=1).stdout
-        assert "it has 0 launches with the baseline" in refused
+        assert "it is not whole, 3 launches are missing" in refused
     finally:
         if shipped.exists():
             shutil.rmtree(entered, ignore_errors=True)
@@ -82,7 +83,7 @@ def sorted_rows(frame: pd.DataFrame) -> pd.DataFrame:
 def test_the_entry_is_checked_by_others_and_the_pages_have_its_row(
     entered: Path, own_checkout: Path, command: Command
 ) -> None:
-    said = command("enter", "--check", str(entered / "comb-smoke-v1.entry"), "--draw", "3").stdout
+    said = command("enter", "--check", str(entered / "comb-smoke-v2.entry"), "--draw", "3").stdout
     for words in ("came out again to the bit", "by processes came out again", "as the rules ask"):
         assert words in said
     assert said.count("✓") >= 7
@@ -163,9 +164,20 @@ CHANGES: dict[str, tuple[Change, bool, str]] = {
     ),
     "a trial left out": (
         in_statement(lambda said, task: task["trials"].pop()),
-        True, "its trials or trainings are not those",
+        True, "its trials are not what the rules ask for",
     ),
-    "a launch left out": (in_statement(drop_launches), True, "it has 4 launches with the baseline"),
+    "a launch left out": (in_statement(drop_launches), True, "1 launch is missing"),
+    "a baseline of another launch": (
+        in_statement(lambda said, task: task["baseline"]["2"]["ethernet_1g"].reverse()),
+        True, "the baseline is of other launches",
+    ),
+    "shorter trainings than times ask for": (
+        in_statement(lambda said, task: task["lengths"]["2"].update(ethernet_1g=30)),
+        True, "its lengths are not what the rules ask for",
+    ),
+    "trainings left out": (
+        in_statement(lambda said, task: task["trainings"]["2"].pop()), True, "1 training is missing",
+    ),
     "curves with fewer steps": (
         in_table("epochs.parquet", "step", lambda steps: steps // 2),
         True, "its curves have other steps than the rules'",
@@ -192,7 +204,7 @@ CHANGES: dict[str, tuple[Change, bool, str]] = {
 
 def test_an_entry_that_was_changed_is_refused(entered: Path, command: Command) -> None:
     for name, (change, is_honest, said) in CHANGES.items():
-        path = change_entry(entered / "comb-smoke-v1.entry", change, is_honest)
+        path = change_entry(entered / "comb-smoke-v2.entry", change, is_honest)
         found = command("enter", "--check", str(path), "--draw", "1", code=1).stdout
         path.unlink()
         assert said in found, (name, found)

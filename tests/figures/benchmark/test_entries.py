@@ -21,19 +21,32 @@ from experiments.figures.benchmark.entering import EntryInProgress, UnfairEntryE
 from experiments.figures.benchmark.entries import (
     BASELINE,
     BestSettings,
+    TrainingPlace,
     find_or_make_entrant,
-    launch_runs,
+    launch_places,
+    launch_run,
     plan_trials,
     shipped_entrants_by_name,
     training_runs,
 )
-from experiments.figures.benchmark.rules import rules
+from experiments.figures.benchmark.rules import longest_affordable_length, rules
 from experiments.tasks import REGISTRY as TASKS
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.benchmark.cells import cell
 from tests.config.refusals import check_refusals, read_answers
 
 LAPTOP = rules().parse_tier("laptop")
+PLACE = TrainingPlace("gpt-ptb", 4, rules().baseline_length)
+
+
+def test_settings_of_a_task_that_there_is_not_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "METHODS", dataclasses.replace(METHODS, folder=tmp_path))
+    text = (METHODS.folder / "topk.py").read_text()
+    (tmp_path / "topk.py").write_text(f"{text}\n\n{entries.ON} = {{'gpt-pbt': {{'task.lr': 0.1}}}}\n")
+    with pytest.raises(ValueError, match="did you mean 'gpt-ptb'"):
+        find_or_make_entrant("mine", {"method": "topk"})
 
 
 def test_every_task_has_eight_trials_with_a_rate_each_and_values_of_the_space() -> None:
@@ -65,12 +78,19 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
         assert (config.workers, config.seed) == (rules().trials.workers, rules().trials.seed)
         assert config.train.held_out
     trained = {}
-    for config in (resolve_tier_run(run, "laptop") for run in training_runs(own, LAPTOP, chosen)[:6]):
+    for task in LAPTOP.tasks:
+        place = TrainingPlace(task, 4, 1200)
+        runs = training_runs(own, LAPTOP, place, chosen[task])
+        config = resolve_tier_run(runs[0], "laptop")
         assert not config.train.held_out
-        assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
-        trained[config.task.name, config.workers] = config.task.arguments
+        assert config.train.epochs * (config.train.epoch_steps or 0) == 1200
+        assert config.train.lr_decay_epochs * (config.train.epoch_steps or 0) == 240, "the last fifth"
+        assert config.train.epochs // config.train.validate_every == rules().validations
+        assert len({run.settings["seed"] for run in runs}) == 5
+        trained[config.task.name] = config.task.arguments
     plain = {task: BestSettings(1.0, {}) for task in LAPTOP.tasks}
-    for run in launch_runs([base, own], LAPTOP, {BASELINE: plain, name: chosen})[:24:7]:
+    for place in launch_places(LAPTOP)[::7]:
+        run = launch_run([base, own], LAPTOP, place, 0, {BASELINE: plain, name: chosen})
         config = resolve_tier_run(run, "laptop")
         assert config.variants[0].name == BASELINE
         for each in config.variants:
@@ -79,7 +99,7 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
             METHODS.build(each.config.method.name, each.config.method.arguments)
             TASKS.build(each.config.task.name, each.config.task.arguments)
         timed = config.variants[1].config.task.arguments
-        training = trained[config.task.name, config.workers]
+        training = trained[config.task.name]
         assert timed == {key: training[key] for key in timed}, "it is timed as it is trained"
 
 
@@ -113,6 +133,7 @@ def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: 
         ("{'densty': [0.1]}", "did you mean 'density'"),
         ("{'density': 0.1}", "must have a list of values"),
         ("[1, 2]", "must be a dict of at most 3"),
+        ("{'density': [0.1, 0.01]}", "its default is"),
         ("{'a': [1], 'b': [1], 'c': [1], 'd': [1]}", "must be a dict of at most 3"),
     ):
         (tmp_path / "topk.py").write_text(f"{method}\n\n{entries.SEARCH} = {search}\n")
@@ -125,14 +146,31 @@ def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str, wh
     known = rules().parse_tier(tier)
     plain = {task: BestSettings(1.0, {}) for task in known.tasks}
     base, own = shipped_entrants_by_name()[BASELINE], shipped_entrants_by_name()["topk"]
-    for run in [plan_trials(own, known)[0].run, *training_runs(base, known, plain)[:6]]:
+    for run in [plan_trials(own, known)[0].run, *training_runs(base, known, PLACE, plain[PLACE.task])[:1]]:
         config = resolve_tier_run(run, tier)
         assert (config.device, config.profile) == ("cuda", "paper")
-        assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
-    found = launch_runs([base, own], known, {BASELINE: plain, "topk": plain})
-    sides = (rules().launches, known.tasks, known.workers, known.links)
-    assert len(found) == math.prod(map(len, sides))
-    assert {resolve_tier_run(run, tier).cluster.where for run in found[::9]} == {where}
+        assert config.train.epochs * (config.train.epoch_steps or 0) == rules().baseline_length
+    places = launch_places(known)
+    assert len(places) == math.prod(map(len, (known.tasks, known.workers, known.links)))
+    for place in places[::5]:
+        run = launch_run([base, own], known, place, 0, {BASELINE: plain, "topk": plain})
+        assert resolve_tier_run(run, tier).cluster.where == where
+
+
+def test_the_longest_training_that_fits_into_the_baselines_time_and_a_third_counts() -> None:
+    expected = {
+        0.1: 300,
+        0.5: 300,
+        0.7: 300,
+        0.8: 600,
+        1.0: 600,
+        1.4: 600,
+        1.6: 1200,
+        2.9: 1200,
+        3.1: 2400,
+        50.0: 2400,
+    }
+    assert {speed: longest_affordable_length(LAPTOP, speed) for speed in expected} == expected
 
 
 def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
