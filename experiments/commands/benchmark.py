@@ -66,7 +66,7 @@ def benchmark(*, profile: str = TIER) -> int:
         notes,
     )
     print(site.write_site_replacing_folder(folders.results / "benchmark" / profile, content))
-    if version != VERSION:
+    if version != VERSION and profile == TIER:
         rows = [row._asdict() for row in compare_words(cells, read_version_1_words(folders))]
         if rows:
             print_table(Table.from_rows("Words of version 1 that came out again", rows))
