@@ -73,8 +73,8 @@ def test_density_and_learning_rate_follow_the_clock(digits: Dataset) -> None:
 
 def test_the_learning_rate_falls_in_the_last_epochs(digits: Dataset) -> None:
     plain, decayed, longer = (
-        [step["lr"] for step in trained(digits, **settings)[0].of("step")]
-        for settings in ({}, {"epochs": 3, "lr_decay_epochs": 2.0}, {"epochs": 4, "lr_decay_epochs": 2.0})
+        [step["lr"] for step in trained(digits, epochs=epochs, lr_decay_epochs=decay)[0].of("step")]
+        for epochs, decay in ((10, 0.0), (3, 2.0), (4, 2.0))
     )
     assert decayed == pytest.approx([rate * min(1, (9 - at) / 6) for at, rate in enumerate(plain)])
     assert longer[:6] == plain[:6], "trainings of any length are alike until the first of them decays"

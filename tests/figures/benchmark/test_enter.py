@@ -197,7 +197,8 @@ CHANGES: dict[str, tuple[Change, bool, str]] = {
         True, "the file of comb is another one here",
     ),
     "an excuse that is not needed": (
-        in_statement(lambda said, task: said["laws"].append(NEEDLESS)), True, "what it says of laws is not what was found",
+        in_statement(lambda said, task: said["laws"].append(NEEDLESS)),
+        True, "what it says of laws is not what was found",
     ),
 }  # fmt: skip
 
