@@ -77,16 +77,22 @@ def read_whole_entries(folders: ResultFolders, tier: str) -> tuple[list[EntryFil
     """Return the entries of a tier that lack nothing, and a line on each file that can't be shown."""
     read, notes = read_entries_by_todays_rules(folders, tier)
     entries = list[EntryFile]()
+    unfinished_names = list[str]()
     for entry in read:
         try:
-            missing = describe_missing(entry.statement)
+            is_whole = not describe_missing(entry.statement)
         except (KeyError, TypeError) as error:
-            missing = f"it is damaged ({type(error).__name__}: {error})"
-        if missing:
-            command = enter_command(entry.statement.name, tier)
-            notes.append(f"{entry.path.name} is not shown, for {missing}; {command} goes on")
-        else:
+            notes.append(f"{entry.path.name} is damaged: {type(error).__name__}: {error}")
+            continue
+        if is_whole:
             entries.append(entry)
+        else:
+            unfinished_names.append(entry.statement.name)
+    if unfinished_names:
+        names = " ".join(unfinished_names)
+        notes.append(
+            f"Not measured to the end yet, and not shown: {names}. {enter_command(names, tier)} goes on"
+        )
     return entries, notes
 
 
