@@ -78,7 +78,6 @@ class BenchmarkPagesContent(NamedTuple):
     """The content of the benchmark's pages: entries with their cells, and texts."""
 
     tier: str
-    version: int  # of the rules that measured
     entries: Sequence[EntryFile]
     cells: Sequence[Cell]  # with words that are tested together
     links: Sequence[LinkDescription]

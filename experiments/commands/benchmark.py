@@ -18,7 +18,6 @@ from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.benchmark.entering import describe_missing, read_entries_by_todays_rules
 from experiments.figures.benchmark.entries import BASELINE
 from experiments.figures.benchmark.rules import OWN, floors_by_task, rules
-from experiments.figures.benchmark.version1 import FLOORS, VERSION, read_version_1_entries
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
@@ -37,25 +36,16 @@ def benchmark(*, profile: str = TIER) -> int:
     folders = ResultFolders()
     entries, notes = read_whole_entries(folders, profile)
     base = find_baseline_entry(entries)
-    floors = floors_by_task(profile)
-    version = rules().version
-    if base is None and profile == TIER:
-        entries = read_version_1_entries(folders)
-        base = find_baseline_entry(entries)
-        floors = FLOORS
-        version = VERSION
-        notes = [note for note in notes if f"version {VERSION}" not in note]
     if base is None:
         raise ValueError(
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
             f"{enter_command(f'{BASELINE} NAME', profile)} makes it, with that of NAME"
         )
-    cells = evaluate_entries(entries, base, floors, notes)
+    cells = evaluate_entries(entries, base, floors_by_task(profile), notes)
     with (folders.shipped / "verdicts.csv").open(newline="") as file:
         verdict_by_claim = {row["id"]: row for row in csv.DictReader(file)}
     content = site.BenchmarkPagesContent(
         profile,
-        version,
         entries,
         cells,
         [_describe_link(cells, name) for name in tier.links],
@@ -66,7 +56,7 @@ def benchmark(*, profile: str = TIER) -> int:
         notes,
     )
     print(site.write_site_replacing_folder(folders.results / "benchmark" / profile, content))
-    if version != VERSION and profile == TIER:
+    if profile == TIER:
         rows = [row._asdict() for row in compare_words(cells, read_version_1_words(folders))]
         if rows:
             print_table(Table.from_rows("Words of version 1 that came out again", rows))

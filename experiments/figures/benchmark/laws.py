@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,7 +128,6 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@cache
 def _rewritten() -> dict[str, str]:
     pairs: list[dict[str, str]] = yaml.decode(REWRITTEN.read_bytes())
     return {pair["before"]: pair["today"] for pair in pairs}

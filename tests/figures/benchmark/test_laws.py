@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.figures.benchmark import laws
 from experiments.figures.benchmark.laws import (
+    digest_text,
     find_forbidden_uses,
     find_method_files,
     is_todays_method_code,
@@ -150,6 +152,14 @@ def test_the_files_of_a_method_are_those_that_it_imports() -> None:
     assert not is_todays_method_code("demo", f"{read_method_code('demo')}\n")
     assert find_method_files("mymethod") == []
     assert not is_todays_method_code("mymethod", "")
+
+
+def test_a_text_that_was_rewritten_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    today = read_method_code("demo")
+    before = today.replace("residual", "rest")
+    monkeypatch.setattr(laws, "REWRITTEN", tmp_path / "rewritten.yaml")
+    laws.REWRITTEN.write_text(f"[{{before: '{digest_text(before)}', today: '{digest_text(today)}'}}]")
+    assert is_todays_method_code("demo", before)
 
 
 def test_no_method_of_the_repository_reaches_past_what_it_is_handed() -> None:
