@@ -81,7 +81,8 @@ def read_whole_entries(folders: ResultFolders, tier: str) -> tuple[list[EntryFil
     if unfinished_names:
         names = " ".join(unfinished_names)
         notes.append(
-            f"Not measured to the end yet, and not shown: {names}. {enter_command(names, tier)} goes on"
+            f"Not measured to the end yet, and not shown: {names}. {enter_command(names, tier)} goes on, "
+            "with the other entries that took turns with them"
         )
     return entries, notes
 

@@ -117,17 +117,17 @@ def enter(
     entries = {entrant.name: EntryInProgress(entrant, tier, folders, held) for entrant in entrants}
     stages = EntryStageRunner(folders, held)
     base_file = None if BASELINE in entries else find_whole_baseline_entry(folders, tier)
+    if base_file is None and BASELINE not in entries:
+        names = " ".join([BASELINE, *entries])
+        raise ValueError(
+            f"the baseline has no whole entry of tier {tier} here, and levels are its: enter it with yours, "
+            f"{enter_command(names, tier)}"
+        )
     try:
         if plan:
             for line in _describe_plan(entries, base_file, stages):
                 print(line)
             return 0
-        if base_file is None and BASELINE not in entries:
-            names = " ".join([BASELINE, *entries])
-            raise ValueError(
-                f"the baseline has no whole entry of tier {tier} here, and levels are its: enter it with "
-                f"yours, {enter_command(names, tier)}"
-            )
         carry_out_all_stages(entries, base_file, stages, without_times=train)
     except UnfairEntryError as unfair:
         raise ValueError(str(unfair)) from unfair
@@ -343,9 +343,9 @@ class EntryStageRunner:
     def find_runs_to_make(self, configs: Sequence[Config]) -> list[PlannedRun]:
         """Return the runs of a stage that are not recorded, then those that are to be made again."""
         planned = plan_distinct_runs_and_ensure_data(configs, say)
-        todo = [
-            run for run in find_unmeasured_runs(planned, self.folders, say) if not self._is_held(run.config)
-        ]
+        remedy = "what rests on a method's own file that changed is made again"
+        unmeasured = find_unmeasured_runs(planned, self.folders, say, remedy)
+        todo = [run for run in unmeasured if not self._is_held(run.config)]
         return todo + [run for run in planned if run not in todo and self._is_stale(run.config)]
 
     def load_launches(self, entering: EntryInProgress, schedule: LaunchSchedule | None) -> Frames:
@@ -416,8 +416,7 @@ def _describe_plan(
         else entering.choose_best_by_task(entering.trial_frames())
         for name, entering in entries.items()
     }
-    can_schedule = base_file is not None or BASELINE in entries
-    schedule = _schedule_launches(entries, best_by_entry, base_file) if can_schedule else None
+    schedule = _schedule_launches(entries, best_by_entry, base_file)
     launch_frames = stages.load_launches(any_entry, schedule)
     keys = schedule.recorded_keys(launch_frames) if schedule else {}
     trainings = list[Config]()

@@ -22,6 +22,7 @@ from slurm.gpus import has_gpu
 from sparsify.ranges import describe_unknown
 
 MAX_NAMED_FILES = 3  # files in a sentence
+MEASURE_AGAIN = "--force measures again"
 
 
 @dataclass(frozen=True)
@@ -108,24 +109,33 @@ def plan_distinct_runs_and_ensure_data(
 
 
 def find_unmeasured_runs(
-    planned: Sequence[PlannedRun], folders: ResultFolders, say: Callable[[str], None]
+    planned: Sequence[PlannedRun],
+    folders: ResultFolders,
+    say: Callable[[str], None],
+    remedy: str = MEASURE_AGAIN,
 ) -> list[PlannedRun]:
     """Return the runs without a valid attempt.
 
     Says which attempts are damaged, and which were made with other code.
+
+    Args:
+        planned: the runs.
+        folders: of results.
+        say: what is called with a sentence.
+        remedy: what becomes of attempts that were made with other code.
     """
     ids = dict.fromkeys(run_id(run.config) for run in planned)
     attempts, notes = folders.store.find_newest_valid(ids)
     for note in notes:
         say(note)
-    sentence = describe_code_changes(attempts)
+    sentence = describe_code_changes(attempts, remedy)
     if sentence:
         say(sentence)
     measured_ids = {attempt.run_id for attempt in attempts}
     return [run for run in planned if run_id(run.config) not in measured_ids]
 
 
-def describe_code_changes(attempts: Iterable[Attempt]) -> str:
+def describe_code_changes(attempts: Iterable[Attempt], remedy: str = MEASURE_AGAIN) -> str:
     """Return a sentence on the attempts that were made with other code; empty where none was."""
     files_by_attempt = {attempt: changed_code_files(attempt) for attempt in attempts}
     names = [attempt.run_id for attempt, files in files_by_attempt.items() if files]
@@ -133,15 +143,15 @@ def describe_code_changes(attempts: Iterable[Attempt]) -> str:
         return ""
     files = sorted({file for files in files_by_attempt.values() for file in files})
     subject = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return f"{subject}: {explain_changed_files(files)}"
+    return f"{subject}: {explain_changed_files(files, remedy)}"
 
 
-def explain_changed_files(files: Sequence[str]) -> str:
+def explain_changed_files(files: Sequence[str], remedy: str = MEASURE_AGAIN) -> str:
     """Return a sentence on a run's measuring files that have changed since, and how to measure again."""
     named_files = ", ".join(files[:MAX_NAMED_FILES]) + (
         f" and {len(files) - MAX_NAMED_FILES} more" if len(files) > MAX_NAMED_FILES else ""
     )
-    return f"measured with other code ({named_files}); --force measures again"
+    return f"measured with other code ({named_files}); {remedy}"
 
 
 def changed_code_files(attempt: Attempt) -> list[str]:
