@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import Cell, decide_together, evaluate_entry
+from analysis.benchmark.cells import BASELINE, Cell, decide_together, evaluate_entry
 from analysis.benchmark.files import EntryFile
 from analysis.benchmark.statement import enter_command
 from analysis.benchmark.summaries import WordPlace, compare_words
@@ -16,7 +16,6 @@ from experiments.commands._terminal import print_table
 from experiments.config import choices
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.benchmark.entering import describe_missing, read_entries_by_todays_rules
-from experiments.figures.benchmark.entries import BASELINE
 from experiments.figures.benchmark.rules import OWN, floors_by_task, rules
 
 GROUP = "results"

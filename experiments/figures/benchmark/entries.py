@@ -29,7 +29,6 @@ FILE = Path(__file__).with_name("entries.yaml")
 SEARCH, ON = "SEARCH", "ON"  # constants of a method's file: what is searched; what tasks need besides
 OF_TASKS = ("task.lr", "task.momentum", "task.optimiser", "task.weight_decay")
 MOST_VALUES = 10
-BASELINE = "dense"
 
 
 class Entrant(Struct, frozen=True):

@@ -12,6 +12,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from analysis.benchmark.cells import BASELINE
 from analysis.records.store import Store
 from experiments.commands.enter import describe_cell
 from experiments.config.folders import ResultFolders
@@ -19,7 +20,6 @@ from experiments.config.run import Run
 from experiments.figures.benchmark import entries
 from experiments.figures.benchmark.entering import EntryInProgress, UnfairEntryError, resolve_tier_run
 from experiments.figures.benchmark.entries import (
-    BASELINE,
     BestSettings,
     TrainingPlace,
     find_or_make_entrant,
