@@ -38,7 +38,9 @@ class LevelSummary(NamedTuple):
 
 
 def summarize_level(cells: Iterable[Cell], share: float) -> list[LevelSummary]:
-    """Return the entries that are faster at a level in some combination, those in most first.
+    """Return the entries that are faster at a level somewhere: those in most combinations first.
+
+    Of as many the fastest comes first.
 
     Args:
         cells: of one link.
@@ -66,7 +68,7 @@ def summarize_level(cells: Iterable[Cell], share: float) -> list[LevelSummary]:
                     ),
                 )
             )
-    return sorted(summaries, key=lambda each: (-each.faster, -each.faster_alone, -each.speedup))
+    return sorted(summaries, key=lambda each: (-each.faster, -each.speedup))
 
 
 class FrontierPart(NamedTuple):
